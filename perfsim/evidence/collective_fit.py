@@ -12,16 +12,7 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.fitting import (
-    Account,
-    SoftL1,
-    need_more_than,
-    read_collectives,
-    refused,
-    robust_fit,
-    rounded,
-    weighted_quantile,
-)
+from perfsim.evidence import fitting
 from perfsim.machines import machine_of
 from perfsim.network.collectives import num_steps, wire_factor
 from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, FitRecord, ProtocolSegment
@@ -77,10 +68,10 @@ def _read_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
     """Rows by operation of CSV files or outputs of nccl-tests. Raises InputError for an unknown operation."""
     rows: defaultdict[CollectiveOp, list[tuple[float, ...]]] = defaultdict(list)
     for index, path in enumerate(paths):
-        for line, row in enumerate(read_collectives(path, tuple(_OPS)), 2):
+        for line, row in enumerate(fitting.read_collectives(path, tuple(_OPS)), 2):
             name = row["collective"]
             if name not in _OPS:
-                raise refused(path, f"unknown collective {name!r}", f"one of {', '.join(_OPS)}", line)
+                raise fitting.refused(path, f"unknown collective {name!r}", f"one of {', '.join(_OPS)}", line)
             measured = (float(row["num_gpus"]), float(row["bytes"]), float(row["time_us"]) * 1e-6, index)
             rows[_OPS[name]].append(measured)
     return {op: _Table(*np.array(values).T) for op, values in rows.items()}
@@ -111,9 +102,9 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
     for op, rows in _read_tables(tables).items():
         kept = _agreeing_rows(rows)
         cells = np.unique(np.stack([kept.size, kept.n_bytes]), axis=1).shape[1]
-        need_more_than(len(_CONSTANTS) * len(_NAMES), cells, tables[0], f"sizes of {op}")
+        fitting.need_more_than(len(_CONSTANTS) * len(_NAMES), cells, tables[0], f"sizes of {op}")
         # Every octave of every table and group size has the total weight 1.
-        cluster = SoftL1.clusters(*kept.cells)
+        cluster = fitting.SoftL1.clusters(*kept.cells)
         weight: Floats = 1.0 / np.bincount(cluster)[cluster]
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
@@ -123,8 +114,8 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
             command=f"perfsim calibrate collective {names} --link {link.name}",
             table=source or names,
             points=errors.size,
-            median_ape=rounded(weighted_quantile(errors, weight, 0.5), 3),
-            p90_ape=rounded(weighted_quantile(errors, weight, 0.9), 3),
+            median_ape=fitting.rounded(fitting.weighted_quantile(errors, weight, 0.5), 3),
+            p90_ape=fitting.rounded(fitting.weighted_quantile(errors, weight, 0.9), 3),
             standard_errors=estimates.errors,
             note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table; "
             "errors by the sandwich, constants that the table does not determine held",
@@ -149,7 +140,7 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
 
 def _lines_account(
     segments: Sequence[ProtocolSegment], op: CollectiveOp, rows: _Table, weight: Floats, link: LinkSpec
-) -> Account:
+) -> fitting.Account:
     """Standard errors of an operation's lines at the rows that they were fitted to.
 
     The sizes of one octave are a cluster. A bandwidth at the link's line rate, the bound of the fit, is a
@@ -168,15 +159,19 @@ def _lines_account(
         return np.asarray(np.log(_predict(np.exp(all_logs).reshape(4, -1), op, rows)))
 
     error = predict(logs[free]) - np.log(rows.time_s)
-    loss = SoftL1(error, weight, weight * error**2 / _OUTLIER**2, SoftL1.clusters(*rows.cells))
-    estimates = loss.account(names[free].tolist(), SoftL1.jacobian(predict, logs[free]))
+    loss = fitting.SoftL1(
+        error, weight, weight * error**2 / _OUTLIER**2, fitting.SoftL1.clusters(*rows.cells)
+    )
+    estimates = loss.account(names[free].tolist(), fitting.SoftL1.jacobian(predict, logs[free]))
     at_line_rate = _AT_LINE_RATE.format(link=link.name)
     reasons = (
         {name: at_line_rate if "bandwidth" in name else _AT_CEILING for name in names[at_most].tolist()}
         | dict.fromkeys(names[at_least].tolist(), _AT_FLOOR)
         | estimates.assumed
     )
-    return Account(estimates.errors, {name: reasons[name] for name in names.tolist() if name in reasons})
+    return fitting.Account(
+        estimates.errors, {name: reasons[name] for name in names.tolist() if name in reasons}
+    )
 
 
 def _fit_lines(
@@ -194,7 +189,7 @@ def _fit_lines(
     jitter = np.random.default_rng(0).normal(0, 0.3, (_STARTS, start.size))
     jitter[0] = 0.0
     guesses = [np.clip(start + shift, low, high) for shift in jitter]
-    results = [robust_fit(residuals, guess, _OUTLIER, bounds=(low, high)) for guess in guesses]
+    results = [fitting.robust_fit(residuals, guess, _OUTLIER, bounds=(low, high)) for guess in guesses]
     best = min(results, key=lambda result: float(result.cost))
     return _segments(np.exp(best.x).reshape(4, -1))
 
@@ -222,7 +217,7 @@ def _segments(values: Floats) -> tuple[ProtocolSegment, ...]:
     """Lines sorted by their latency."""
     order = np.argsort(values[0] + 4 * values[1])
     return tuple(
-        ProtocolSegment(name=name, **dict(zip(_CONSTANTS, map(rounded, line), strict=True)))
+        ProtocolSegment(name=name, **dict(zip(_CONSTANTS, map(fitting.rounded, line), strict=True)))
         for name, line in zip(_NAMES, values.T[order].tolist(), strict=True)
     )
 
@@ -236,7 +231,7 @@ def _agreeing_rows(rows: _Table) -> _Table:
     """Rows of the first table, and of later ones in octaves whose medians agree with it."""
     per_byte = rows.time_s / rows.n_bytes
     keep = np.ones(rows.time_s.size, dtype=bool)
-    cell = SoftL1.clusters(*rows.cells[1:])
+    cell = fitting.SoftL1.clusters(*rows.cells[1:])
     for table in range(1, int(rows.table.max()) + 1):
         for number in range(cell.max() + 1):
             first = (cell == number) & (rows.table < table) & keep

@@ -19,25 +19,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.proof.operations import (
-    ATTENTION,
-    FEED_FORWARD,
-    HEADS,
-    Block,
-    Gradients,
-    Routing,
-    core_gradients,
-    cross_entropy,
-    of_groups,
-    scores,
-    statistics,
-)
+from perfsim.proof import operations
 from perfsim.proof.parameters import Share, Weights
 from perfsim.proof.program import Tensor
 from perfsim.proof.ranks import Ranks
 from perfsim.work import HEAD, Task
 
-Made = tuple[Sequence[Tensor | None], Gradients]
+Made = tuple[Sequence[Tensor | None], operations.Gradients]
 """The tensors that a task writes, and gradients of weights to add."""
 Frame = dict[Any, Any]
 """What tasks of a micro-batch leave to one another on a rank: blocks by their number, and some by name."""
@@ -72,15 +60,15 @@ class At:
         raise KeyError(f"no tensor that it reads has {name}")
 
     @property
-    def saved(self) -> Block | None:
+    def saved(self) -> operations.Block | None:
         """What the forward of its layer kept, if it reads that."""
         tensors = (tensor for tensor in self.operands if isinstance(tensor, dict))
         return next((tensor["saved"] for tensor in tensors if "saved" in tensor), None)
 
     @property
-    def block(self) -> Block:
+    def block(self) -> operations.Block:
         """Its block as far as it was carried out, with what the forward kept."""
-        block: Block = self.frame.setdefault(self.task.block, Block())
+        block: operations.Block = self.frame.setdefault(self.task.block, operations.Block())
         if saved := self.saved:
             block.parts = saved.parts | block.parts
         return block
@@ -91,7 +79,7 @@ class At:
         return self.ranks.tokens(self.rank, self.step, self.task.tag, self.ahead)
 
     @property
-    def routing(self) -> Routing:
+    def routing(self) -> operations.Routing:
         """The routing of the tokens at the rank's own positions."""
         return self.ranks.routing(self.rank, self.step, self.task.block, self.task.tag)
 
@@ -106,9 +94,9 @@ class Operation(NamedTuple):
     """Arrays that it takes from its operands."""
     gives: tuple[str, ...] = ("hidden",)
     """Arrays of the first tensor that it writes."""
-    begin: Callable[[At, Block], None] | None = None
+    begin: Callable[[At, operations.Block], None] | None = None
     """What a backward does before its parts."""
-    end: Callable[[At, Block], None] | None = None
+    end: Callable[[At, operations.Block], None] | None = None
     reads: Literal["", "own", "experts"] = "own"
     """The block whose weights it reads; in a module it also reads those of embedding and LM head."""
     adds: Literal["", "own", "experts", "both"] = ""
@@ -137,7 +125,7 @@ def forward(at: At, operation: Operation) -> Made:
         given["tokens"], given["targets"] = at.words
     block.forward(operation.parts, at.w, at.share, given)
     if "scores" in operation.parts and "scores" in block.values:
-        block.values["statistics"] = statistics(block.values["scores"], given["targets"], at.share)
+        block.values["statistics"] = operations.statistics(block.values["scores"], given["targets"], at.share)
     tensors: list[Tensor | None] = [{name: block.values[name] for name in operation.gives}]
     if operation.quantity == "hidden" and not again and len(at.task.writes) > 1:
         tensors.append({"saved": block.saved(at.mode, at.ranks.runtime), **block.operands(at.mode)})
@@ -150,10 +138,10 @@ def enter(at: At, operation: Operation) -> Made:
 
     The first module also keeps the output of the model's own last layer for the model's LM head.
     """
-    block = Block()
+    block = operations.Block()
     if saved := at.saved:
         module = at.frame.get(at.task.block, block)  # its scores are not repeated
-        block = Block(saved.values | module.values, saved.parts | module.parts, saved.results)
+        block = operations.Block(saved.values | module.values, saved.parts | module.parts, saved.results)
     elif "hidden" in operation.takes:
         hidden = at.arrived("hidden")
         if at.ahead == 1:
@@ -185,16 +173,18 @@ def backward(at: At, operation: Operation) -> Made:
     return [given], block.take_weights() if operation.adds else []
 
 
-def _by_loss(at: At, block: Block) -> None:
+def _by_loss(at: At, block: operations.Block) -> None:
     """The loss, and its gradient by the scores."""
     count = at.ranks.training.num_tokens(at.ahead)
     of_tokens = block.values["statistics"] if at.ahead else block.gradients.pop("statistics")
     scored = block.values["scores"]
-    losses, block.gradients["scores"] = cross_entropy(scored, of_tokens, at.words[1], count, at.share)
+    losses, block.gradients["scores"] = operations.cross_entropy(
+        scored, of_tokens, at.words[1], count, at.share
+    )
     at.frame["loss"] = losses.sum()
 
 
-def _from_output(at: At, block: Block) -> None:
+def _from_output(at: At, block: operations.Block) -> None:
     """The gradient of a layer's output, which in a module the loss adds to.
 
     What arrives at the last module is the gradient of the model's own last layer by the model's own loss.
@@ -208,26 +198,26 @@ def _from_output(at: At, block: Block) -> None:
         block.values["output gradient"] = block.gradients["hidden"]
 
 
-def _from_tokens(at: At, block: Block) -> None:
+def _from_tokens(at: At, block: operations.Block) -> None:
     """The gradient of the output of experts, at a rank's own positions."""
     _from_output(at, block)
     block.gradients["hidden"] = at.ranks.own(at.rank, block.gradients["hidden"])
     block.gradients |= {"expert": at.routing.expert.ravel()}
 
 
-def _to_attention(at: At, block: Block) -> None:
+def _to_attention(at: At, block: operations.Block) -> None:
     """The gradient of attention's output, and of its residual too unless the MLP is parallel to it."""
     block.gradients["attended"] = block.values.get("output gradient", block.gradients["hidden"])
     _residual(at, block)
 
 
-def _residual(at: At, block: Block) -> None:
+def _residual(at: At, block: operations.Block) -> None:
     """The gradient that passes attention by enters the sum over tensor peers once."""
     if not at.share.leads:
         del block.gradients["hidden"]
 
 
-def _leave(at: At, block: Block) -> None:
+def _leave(at: At, block: operations.Block) -> None:
     """End the backward of a layer; the first module hands on what the model's own loss says of its input."""
     if at.ahead == 1:
         block.gradients["hidden"] = block.gradients["hidden"] + at.frame.pop(MODEL_GRADIENT)
@@ -265,13 +255,13 @@ def _block(at: At, operation: Operation) -> Made:
         # Attend to one more block: largest score, sum of exponentials, and sum of weighted values so far.
         pair, *earlier = at.operands[1:]
         before = earlier[0] if earlier else None
-        made = scores(block.values["q"], pair["k"], (share.places, pair["places"]), share)
+        made = operations.scores(block.values["q"], pair["k"], (share.places, pair["places"]), share)
         most = made.max(axis=-1, keepdims=True)
         if before:
             most = np.maximum(most, before["most"])
         e = np.exp(made - most)
         total = e.sum(axis=-1, keepdims=True)
-        weighted = e @ of_groups(pair["v"], share)
+        weighted = e @ operations.of_groups(pair["v"], share)
         if before:
             scale = np.exp(before["most"] - most)
             total = before["total"] * scale + total
@@ -280,14 +270,14 @@ def _block(at: At, operation: Operation) -> Made:
     # After the all-to-all a rank has some of the heads of its tensor peer.
     for name in operation.takes:
         block.values[name] = at.arrived(name)
-    count = block.values["q"].shape[HEADS]
+    count = block.values["q"].shape[operations.HEADS]
     first = at.rank // share.tensor.of % (share.heads // count) * count
     given = {"places": tuple(range(share.seq_length)), "first_head": first}
     block.forward(operation.parts, at.w, share, given)
     return [{"context": block.values["context"]}], []
 
 
-def own_pair(block: Block, share: Share) -> Tensor:
+def own_pair(block: operations.Block, share: Share) -> Tensor:
     """The keys and values of a rank itself, and their positions."""
     made = block.parts["heads"].makes
     return {"k": made["k"].value, "v": made["v"].value, "places": share.places}
@@ -316,10 +306,10 @@ def _block_backward(at: At, operation: Operation) -> Made:
     q = block.parts["heads"].makes["q"].value
     pair = later[0] if later else own_pair(block, at.share)
     d = first["context"]
-    made = scores(q, pair["k"], (at.share.places, pair["places"]), at.share)
+    made = operations.scores(q, pair["k"], (at.share.places, pair["places"]), at.share)
     delta = (d * inner.context).sum(axis=-1, keepdims=True)
     p = np.exp(made - inner.log_sum)
-    d_q, d_k, d_v = core_gradients(p, d, (q, pair["k"], pair["v"]), at.share, delta)
+    d_q, d_k, d_v = operations.core_gradients(p, d, (q, pair["k"], pair["v"]), at.share, delta)
     if later:
         d_q = d_q + later[1]["q"]
     return [{"q": d_q}, {"of k": d_k, "of v": d_v}], []
@@ -343,9 +333,9 @@ def _both(name: str, there: Operation, back: Operation) -> dict[str, Operation]:
 ROWS = ("rows", "expert")
 _HEADS_AND_JOIN = ("join", "heads")
 QKV = ("q", "k", "v")
-LAYER = (*ATTENTION, *FEED_FORWARD)
+LAYER = (*operations.ATTENTION, *operations.FEED_FORWARD)
 _LAYER_BEGIN = Operation(
-    backward, ATTENTION, begin=_to_attention, end=_leave, adds="own", quantity="gradient"
+    backward, operations.ATTENTION, begin=_to_attention, end=_leave, adds="own", quantity="gradient"
 )
 COMPUTE: Mapping[str, Operation] = {
     "embedding.forward": Operation(enter, ("lookup",), (), quantity="hidden"),
@@ -358,7 +348,9 @@ COMPUTE: Mapping[str, Operation] = {
         ),
     ),
     **_both(
-        "attention", Operation(enter, ATTENTION, gives=("attended",), quantity="attention"), _LAYER_BEGIN
+        "attention",
+        Operation(enter, operations.ATTENTION, gives=("attended",), quantity="attention"),
+        _LAYER_BEGIN,
     ),
     **_both(
         "attention.qkv",

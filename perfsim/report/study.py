@@ -16,18 +16,7 @@ from perfsim.report import study_figures, text
 from perfsim.report.page import Page, Section, caveats_section, slugify
 from perfsim.report.table import Cell, Field, Table, document_text, plain
 from perfsim.specs.prices import NOT_GIVEN
-from perfsim.studies.answers import (
-    LEAST_TURN,
-    Answer,
-    Assumption,
-    BreakEven,
-    Decision,
-    LawRow,
-    Outcome,
-    SharedCaveat,
-    Spread,
-    StudyResult,
-)
+from perfsim.studies import answers
 from perfsim.studies.decision import amount, chance
 from perfsim.version import __version__
 
@@ -47,7 +36,7 @@ _ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps"
 # What page and terminal share.
 
 
-def _candidates_table(named: Sequence[text.Named], decision: Decision) -> Table:
+def _candidates_table(named: Sequence[text.Named], decision: answers.Decision) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
     shown = [candidate for _, candidate in named]
     walls = {own.label: own.wall_s for own in decision.outcomes}
@@ -59,7 +48,7 @@ def _candidates_table(named: Sequence[text.Named], decision: Decision) -> Table:
     }
     compared = len(shown) > 1
 
-    def is_first(own: Answer) -> bool:
+    def is_first(own: answers.Answer) -> bool:
         return own.label == decision.first
 
     def wall(c: text.Named) -> Cell:
@@ -98,7 +87,7 @@ def _candidates_table(named: Sequence[text.Named], decision: Decision) -> Table:
     )
 
 
-def inputs_section(assumptions: Sequence[Assumption]) -> Section:
+def inputs_section(assumptions: Sequence[answers.Assumption]) -> Section:
     """All inputs with their sources; those of one topic, kind and source share a row."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for item in assumptions:
@@ -113,7 +102,7 @@ def inputs_section(assumptions: Sequence[Assumption]) -> Section:
     return Section(heading, lead, table=table, fold=fold, slug="assumptions", short="Assumptions")
 
 
-def wall_sentence(candidates: Sequence[Answer]) -> str:
+def wall_sentence(candidates: Sequence[answers.Answer]) -> str:
     """What days on the wall hold."""
     words = []
     if any(candidate.whole_run for candidate in candidates):
@@ -125,7 +114,7 @@ def wall_sentence(candidates: Sequence[Answer]) -> str:
     return f"on the wall: {'; '.join(words) or 'healthy steps alone'}"
 
 
-def _perturbed_line(result: StudyResult) -> str:
+def _perturbed_line(result: answers.StudyResult) -> str:
     """What perturbs the steps and how much longer they are; empty where nothing does."""
     ratios = [
         candidate.step_time_s / candidate.perturbed.unperturbed_step_time_s
@@ -138,13 +127,13 @@ def _perturbed_line(result: StudyResult) -> str:
     return f"perturbed steps, {spread} times as long: {result.perturbed}"
 
 
-def _verified_line(result: StudyResult) -> str:
+def _verified_line(result: answers.StudyResult) -> str:
     """How much of the simulated work was verified; empty if nothing was."""
     samples = list(result.sampling.values())
     return f"verified: {text.verified(samples)}" if samples else ""
 
 
-def study_lines(result: StudyResult) -> list[str]:
+def study_lines(result: answers.StudyResult) -> list[str]:
     """A row for each candidate, what to know of it, the worst caveats, and the comparison last."""
     heading = (
         f"{result.title}: {result.model}, {text.large(result.num_parameters)} parameters, "
@@ -170,20 +159,20 @@ def study_lines(result: StudyResult) -> list[str]:
     ]
 
 
-def _grounds(result: StudyResult) -> Iterator[str]:
+def _grounds(result: answers.StudyResult) -> Iterator[str]:
     """What stands behind the verdict, a line each."""
     for name, words in result.grounds.items():
         yield f"{text.capital(name)}: {words}"
 
 
-def _at_head(result: StudyResult) -> list[SharedCaveat]:
+def _at_head(result: answers.StudyResult) -> list[answers.SharedCaveat]:
     """The caveats that stand with the verdict: those that could turn it, or a lone candidate's worst."""
     if not result.decision.rival:
         return text.split_caveats(result.caveats, "")[0]
-    return [own for own in result.caveats if own.turns >= LEAST_TURN or own.code in text.ALWAYS]
+    return [own for own in result.caveats if own.turns >= answers.LEAST_TURN or own.code in text.ALWAYS]
 
 
-def _notes(result: StudyResult) -> Iterator[str]:
+def _notes(result: answers.StudyResult) -> Iterator[str]:
     """What to know of the candidates in the table."""
     yield "* first; each candidate at its own best batch; in parentheses 90 % ranges"
     frameworks: dict[str, dict[str, None]] = {}
@@ -212,7 +201,7 @@ def _notes(result: StudyResult) -> Iterator[str]:
 # The page: what the reader decides first stands first.
 
 
-def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
+def study_page(result: answers.StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
     """The report of a study, with the candidates' traces in files of these names next to it."""
     named = text.named(result.candidates)
     sections = [
@@ -253,13 +242,13 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
     )
 
 
-def _caveats(result: StudyResult, concern: Concern, words: str) -> Iterator[Section]:
+def _caveats(result: answers.StudyResult, concern: Concern, words: str) -> Iterator[Section]:
     """The caveats of one concern that are not at the head of the page."""
     rest = [own for own in result.caveats if own not in _at_head(result) and CODES[own.code][1] == concern]
     yield from caveats_section(rest, f"Caveats of {words}", "These alone hardly turn the order.", concern)
 
 
-def _scale(result: StudyResult) -> Table:
+def _scale(result: answers.StudyResult) -> Table:
     """All candidates, fastest first, with what they cost."""
     decision = result.decision
     taken = {own.label: own for own in decision.outcomes}
@@ -275,7 +264,7 @@ def _scale(result: StudyResult) -> Table:
     )
 
 
-def _why(result: StudyResult) -> Section:
+def _why(result: answers.StudyResult) -> Section:
     def besides(c: text.Named) -> str | None:
         shares = [(s / c.own.step_time_s, part) for part, s in c.own.why.parts_s.items() if part != "compute"]
         return ", ".join(f"{part} {text.percent(s)}" for s, part in sorted(shares, reverse=True)) or None
@@ -304,7 +293,7 @@ def _why(result: StudyResult) -> Section:
     return Section("Why", lead, table=table)
 
 
-def _ranks(result: StudyResult) -> Iterator[Section]:
+def _ranks(result: answers.StudyResult) -> Iterator[Section]:
     """The proven layout and the fastest of each candidate that was planned on GPUs."""
     rows = [(name, own, ranked) for name, own in text.named(result.candidates) for ranked in own.ranks]
     table = Table.each(
@@ -328,7 +317,7 @@ def _ranks(result: StudyResult) -> Iterator[Section]:
         yield Section("Proven and fastest", lead, table=table, slug="ranks")
 
 
-def _candidates(result: StudyResult) -> Section:
+def _candidates(result: answers.StudyResult) -> Section:
     lead = (
         f"{result.model}: {text.large(result.num_parameters)} parameters, sequences of "
         f"{text.integer(result.seq_length)} tokens, {text.large(result.target_tokens)} tokens to the "
@@ -346,7 +335,7 @@ def _candidates(result: StudyResult) -> Section:
     )
 
 
-def _decision(result: StudyResult) -> Iterator[Section]:
+def _decision(result: answers.StudyResult) -> Iterator[Section]:
     """When, for how much and how surely: a column for each candidate, the most probable first marked."""
     decision = result.decision
     outcomes = decision.outcomes
@@ -359,7 +348,7 @@ def _decision(result: StudyResult) -> Iterator[Section]:
 
     likely = text.Unit(digits=chance)
     most = max(own.first for own in outcomes)
-    columns: dict[str, Field[Outcome]] = {
+    columns: dict[str, Field[answers.Outcome]] = {
         "": (None, lambda own: names[own.label]),
         "healthy steps alone": (unit, lambda own: _spread(own.steps_s)),
         "time on the wall holds": (None, "basis"),
@@ -381,7 +370,7 @@ def _decision(result: StudyResult) -> Iterator[Section]:
     yield Section("The decision", lead, table=table, slug="decision", short="Decision")
     if decision.break_even:
 
-        def worth(row: BreakEven) -> Cell:
+        def worth(row: answers.BreakEven) -> Cell:
             return replace(_spread(row.device_hours_ratio), note=f"of {names[row.rival]}", unit=text.NUMBER)
 
         table = Table.each(  # narrow enough for a phone
@@ -399,7 +388,7 @@ def _decision(result: StudyResult) -> Iterator[Section]:
         yield Section("Break-even prices", lead, table=table, slug="break-even", level=3)
 
 
-def _like_table(named: Sequence[text.Named], decision: Decision) -> Table:
+def _like_table(named: Sequence[text.Named], decision: answers.Decision) -> Table:
     """What a device and a billion tokens take, and each machine at the power, price or time of the first."""
     taken = {own.label: own for own in decision.outcomes}
     unit = text.TIME.of([taken[decision.first].wall_s.typical])
@@ -421,7 +410,7 @@ def _like_table(named: Sequence[text.Named], decision: Decision) -> Table:
     return Table.each(named, columns, f"{MISSING}: an input is not given.")
 
 
-def _like_lines(named: Sequence[text.Named], decision: Decision) -> list[str]:
+def _like_lines(named: Sequence[text.Named], decision: answers.Decision) -> list[str]:
     """The same on a terminal where machines differ, without the columns that nothing is known of."""
     if not decision.rival:
         return []
@@ -435,7 +424,7 @@ def _like_lines(named: Sequence[text.Named], decision: Decision) -> list[str]:
     return ["", *text.paragraphs(heading), *table.only(*known).lines()]
 
 
-def _like_with_like(result: StudyResult) -> Iterator[Section]:
+def _like_with_like(result: answers.StudyResult) -> Iterator[Section]:
     """Machines of unlike size, at the power, price or time of the first."""
     table = _like_table(text.named(result.candidates), result.decision).turned()
     lead = (
@@ -446,11 +435,11 @@ def _like_with_like(result: StudyResult) -> Iterator[Section]:
     yield Section("Like with like", lead, table=table, slug="like-with-like", level=3)
 
 
-def _spread(spread: Spread | None) -> Cell:
+def _spread(spread: answers.Spread | None) -> Cell:
     return Cell(NOT_GIVEN) if spread is None else Cell(spread.typical, (spread.low, spread.high))
 
 
-def _laws(result: StudyResult) -> Iterator[Section]:
+def _laws(result: answers.StudyResult) -> Iterator[Section]:
     """One row a law: its critical batch, each candidate's best batch and time, the first one marked."""
     if len(result.laws) < 2:
         return
@@ -467,7 +456,7 @@ def _laws(result: StudyResult) -> Iterator[Section]:
     unit = text.TIME.of(row.time_s for answer in result.laws for row in answer.rows)
     times = dict.fromkeys(names.values(), unit)
 
-    def time(row: LawRow, first: str) -> Cell:
+    def time(row: answers.LawRow, first: str) -> Cell:
         batch = text.integer(row.global_batch_size)
         return Cell(row.time_s, note=f"at batch {batch}", mark=row.label == first)
 
@@ -486,7 +475,7 @@ def _laws(result: StudyResult) -> Iterator[Section]:
     yield Section("Laws of the critical batch", lead, table=table, slug="laws", level=3)
 
 
-def _whole_run(result: StudyResult) -> Section:
+def _whole_run(result: answers.StudyResult) -> Section:
     """The parts of the wall clock of each candidate whose study names one, the whole run last."""
     named = [c for c in text.named(result.candidates) if c.own.whole_run]
     parts = list(dict.fromkeys(part.name for c in named for part in c.own.whole_run))
@@ -514,7 +503,7 @@ def _whole_run(result: StudyResult) -> Section:
     )
 
 
-def _basis(result: StudyResult) -> Iterator[Section]:
+def _basis(result: answers.StudyResult) -> Iterator[Section]:
     """What the answer rests on: plans, inputs and published runs."""
     named = text.named(result.candidates)
     # The plan stands next to its first remark only.
@@ -561,7 +550,7 @@ _OF_CANDIDATE = (
 """What a candidate adds to a prediction; its timeline is in the trace file."""
 
 
-def study_document(result: StudyResult, *, report: str = "index.html") -> dict[str, Any]:
+def study_document(result: answers.StudyResult, *, report: str = "index.html") -> dict[str, Any]:
     """The document of `perfsim study --json`, in SI, keys with units; `report` is where the page stands."""
     document: dict[str, Any] = plain(replace(result, candidates=(), stopped=None))
     del document["stopped"]
@@ -575,7 +564,7 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
     return document | {"candidates": candidates, "report": report, "version": __version__}
 
 
-def write_study(result: StudyResult, folder: Path) -> Path:
+def write_study(result: answers.StudyResult, folder: Path) -> Path:
     """Write `index.html`, `summary.json` and a trace for each candidate; returns the page."""
     runs = [own.run for own in result.candidates]
     words = [(run.plan.system.name, str(run.plan.topology.num_devices), run.plan.strategy) for run in runs]

@@ -18,20 +18,8 @@ from perfsim.base.limits import present_limits
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file
+from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file, reader
 from perfsim.catalog.catalog import complaints_of
-from perfsim.catalog.reader import (
-    MOST_PROBLEMS,
-    OWN_VALUES,
-    complaints,
-    element,
-    in_order,
-    is_named,
-    kind_of,
-    members,
-    placed,
-    value_at,
-)
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.machines import build_topology
 from perfsim.network import nearest_link
@@ -173,21 +161,21 @@ def _wrong_values(
         try:
             catalog.override(owner, {path: axis.values[0]})
         except CatalogError as error:
-            return placed(error.problems, axis.key, f"{axis.where}: ")
+            return reader.placed(error.problems, axis.key, f"{axis.where}: ")
         return [axis.problem(f"`{axis.path}` is not a field", "")]
     annotation = record.model_fields[parts[index]].annotation
-    named = index == len(parts) - 1 and any(is_named(member) for member in members(annotation))
+    named = index == len(parts) - 1 and any(reader.is_named(member) for member in reader.members(annotation))
     problems = []
     for node in axis.nodes:
         try:
             if axis.path == "strategy":
                 strategy(str(node.value))
             elif named and isinstance(node.value, str):
-                value_at(type(owner), path, node.value, catalog)
+                reader.value_at(type(owner), path, node.value, catalog)
             else:
                 _must_suit(record, parts[index:], node, axis)
         except InputError as error:
-            problems += placed(error.problems, node.mark, f"{axis.where}: ")
+            problems += reader.placed(error.problems, node.mark, f"{axis.where}: ")
     return problems
 
 
@@ -236,7 +224,7 @@ def _must_suit(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _
     try:
         model.model_validate(node.plain(), context=YAML_CONTEXT)
     except ValidationError as error:
-        complained = complaints(error, model, node)
+        complained = reader.complaints(error, model, node)
         words = (problem.message.partition(": ")[2] or problem.message for problem in complained)
         raise CatalogError(
             [
@@ -422,10 +410,10 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
         varied = [axis for axis in (*grid, *axes) if axis.of_machine]
         machines[name] = [machine for known in given for machine in _machines(known, varied, catalog)]
         for axis in axes:
-            if not axis.of_machine and len(problems) < MOST_PROBLEMS:
+            if not axis.of_machine and len(problems) < reader.MOST_PROBLEMS:
                 problems += _wrong_values(axis, spec.study, machines[name], catalog)
     if unread or problems:
-        raise CatalogError(in_order([*unread, *problems]))
+        raise CatalogError(reader.in_order([*unread, *problems]))
     changer = Changer(catalog)
     points: list[Point] = []
     for name in spec.variants or variants:
@@ -457,7 +445,7 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                     said = [f"{path} {value}" for path, value in changes.items()]
                     label = ", ".join([candidate.system.machine(devices), str(candidate.strategy), *said])
                     raise CatalogError(
-                        placed(error.problems, mapping.node.mark_at(("grid",)), f"{label}: ")
+                        reader.placed(error.problems, mapping.node.mark_at(("grid",)), f"{label}: ")
                     ) from None
                 points.append(Point(study, {**apart, **settings}))
     if not points:
@@ -619,17 +607,21 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
             try:
                 question = point.question.check()
             except CatalogError as error:  # a lack of constants
-                layouts.append(placed(error.problems, node.mark_at(("candidates", line, "system"))))
+                layouts.append(reader.placed(error.problems, node.mark_at(("candidates", line, "system"))))
                 continue
             except InputError as error:
-                devices += placed(error.problems, node.mark_at(("candidates", line, "devices", number)))
+                devices += reader.placed(
+                    error.problems, node.mark_at(("candidates", line, "devices", number))
+                )
                 continue
             layouts.append([])
             if question.given_layout is not None and study.batch_sizes != "auto":
                 refused = [refusal(question.at(batch)) for batch in study.batch_sizes]
                 wrong = [error for error in refused if isinstance(error, LayoutError)]
                 if len(wrong) == len(refused):
-                    layouts[-1] = placed(wrong[0].problems, node.mark_at(("candidates", line, "layout")))
+                    layouts[-1] = reader.placed(
+                        wrong[0].problems, node.mark_at(("candidates", line, "layout"))
+                    )
     if all(layouts):
         devices += chain(*layouts)
     if devices:
@@ -664,7 +656,7 @@ def _check_target(study: StudySpec, mapping: LocatedMapping) -> None:
     try:
         Target.of(study.model, study.recipe, study.convergence)
     except (InputError, PlanError) as error:
-        problems = placed(error.problems, mapping.node.mark_at(("recipe", "target_loss")))
+        problems = reader.placed(error.problems, mapping.node.mark_at(("recipe", "target_loss")))
         if isinstance(error, PlanError):
             raise PlanError([str(problem) for problem in problems]) from None
         raise CatalogError(problems) from None
@@ -678,7 +670,9 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     given = dict(fields)
     base = given.pop("extends", None)
     inherited = (
-        load_study(str(base), catalog).model_dump(exclude={*OWN_VALUES}) if base is not None else DEFAULTS
+        load_study(str(base), catalog).model_dump(exclude={*reader.OWN_VALUES})
+        if base is not None
+        else DEFAULTS
     )
     data = {**inherited, **_loaded(given, [StudySpec], catalog)}
     try:
@@ -689,11 +683,11 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
 
 def _loaded(value: Any, types: Sequence[Any], catalog: Catalog) -> Any:
     """A value that may be of these types, with names in it replaced by the descriptions that they name."""
-    named = [known for known in types if is_named(known)]
+    named = [known for known in types if reader.is_named(known)]
     if isinstance(value, (str, Path)) and named and str not in types:
-        return catalog.load(kind_of(named[0]), str(value))
+        return catalog.load(reader.kind_of(named[0]), str(value))
     if isinstance(value, Mapping):
-        return {key: _loaded(part, element(types, key), catalog) for key, part in value.items()}
+        return {key: _loaded(part, reader.element(types, key), catalog) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_loaded(part, element(types, 0), catalog) for part in value]
+        return [_loaded(part, reader.element(types, 0), catalog) for part in value]
     return value

@@ -24,15 +24,7 @@ from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
-from perfsim.studies.answers import (
-    COVERED_ONCE,
-    Answer,
-    Infeasible,
-    PointResult,
-    Production,
-    StudyResult,
-    weighed,
-)
+from perfsim.studies import answers
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.decision import decision_of, eras_of, laws_side_by_side
@@ -49,7 +41,7 @@ from perfsim.work.graph import computes, owners_of
 # One candidate at one number of devices.
 
 
-def answer_point(point: Point, *, deep: bool = False, reported: bool = True) -> Answer:
+def answer_point(point: Point, *, deep: bool = False, reported: bool = True) -> answers.Answer:
     """A candidate at its best batch, under the study's perturbations.
 
     `deep` adds what only a study has: sampled arithmetic, the batch ramp and what its page draws. For
@@ -102,7 +94,7 @@ def answer_point(point: Point, *, deep: bool = False, reported: bool = True) -> 
         *default_settings(question, evaluation.plan),
         *date_caveats(question),
     ]
-    production = Production.of(point)
+    production = answers.Production.of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
         run = point.healthy_run(time)
@@ -114,9 +106,9 @@ def answer_point(point: Point, *, deep: bool = False, reported: bool = True) -> 
         zeros = f"{100 * phase.weight_sparsity:.4g} % of weights zero" if phase.weight_sparsity else "dense"
         share = f"{100 * phase_s / time.time_s:.3g} % of the time, which holds all phases"
         remarks.append(f"a later phase of {phase.tokens:.3g} tokens ({zeros}) takes {share}")
-    notes = [time.regime_text, *remarks, *([COVERED_ONCE] if parts and production else [])]
+    notes = [time.regime_text, *remarks, *([answers.COVERED_ONCE] if parts and production else [])]
     more = {"time": time, "whole_run": parts, "production": production, **shown}
-    return Answer.of(evaluation, question.allowed_share, caveats, notes, **more)
+    return answers.Answer.of(evaluation, question.allowed_share, caveats, notes, **more)
 
 
 def _disturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
@@ -158,7 +150,7 @@ def run_study(
     compare: Sequence[str] = (),
     progress: Tell = lambda _: None,
     executor: Executor = IN_PROCESS,
-) -> StudyResult:
+) -> answers.StudyResult:
     """Answer a study; `compare` keeps the candidates of these strategies, in this order.
 
     Bad input is refused before any candidate takes its time. A candidate that cannot be answered is listed
@@ -171,7 +163,7 @@ def run_study(
     points = spec.points
     for point in points:
         point.checked()
-    outcomes = dict[int, Answer | PerfsimError]()
+    outcomes = dict[int, answers.Answer | PerfsimError]()
     stopped: LimitError | None = None
 
     def items() -> Iterator[tuple[int, tuple[str, Point]]]:
@@ -184,7 +176,7 @@ def run_study(
             outcomes.update(finished)
     except LimitError as limit:
         stopped = limit
-    answered: list[tuple[Point, Answer]] = []
+    answered: list[tuple[Point, answers.Answer]] = []
     refused: list[tuple[Point, PerfsimError]] = []
     for number, point in enumerate(points):
         outcome = outcomes.get(number, stopped or PerfsimError("was not answered"))
@@ -197,7 +189,7 @@ def run_study(
     return _result(spec, answered, _infeasible(points, refused), stopped)
 
 
-def refusals(spec: StudySpec) -> tuple[Infeasible, ...]:
+def refusals(spec: StudySpec) -> tuple[answers.Infeasible, ...]:
     """The candidates to which a run of the study would give no answer, but for memory and limits of time.
 
     Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
@@ -212,7 +204,7 @@ def refusals(spec: StudySpec) -> tuple[Infeasible, ...]:
     return _infeasible(spec.points, refused)
 
 
-def _answer(item: tuple[str, Point]) -> Answer | PerfsimError:
+def _answer(item: tuple[str, Point]) -> answers.Answer | PerfsimError:
     """The answer of a candidate, or why it has none; the entry point of a worker."""
     reached, point = item
     present_limits().in_time(lambda: reached)
@@ -227,14 +219,14 @@ def _reason(error: PerfsimError) -> str:
 
 def _infeasible(
     points: Sequence[Point], refused: Sequence[tuple[Point, PerfsimError]]
-) -> tuple[Infeasible, ...]:
+) -> tuple[answers.Infeasible, ...]:
     """The candidates without an answer, with the reason.
 
     Where no point has one, a lack of plans is raised, else bad input, else the first failure.
     """
     errors = [error for _, error in refused]
     if len(errors) < len(points):
-        return tuple(Infeasible(point.label, _reason(error)) for point, error in refused)
+        return tuple(answers.Infeasible(point.label, _reason(error)) for point, error in refused)
     if any(isinstance(error, PlanError) for error in errors):
         raise PlanError([_reason(error) for error in errors])
     if all(isinstance(error, InputError) for error in errors):
@@ -244,10 +236,10 @@ def _infeasible(
 
 def _result(
     spec: StudySpec,
-    answered: Sequence[tuple[Point, Answer]],
-    infeasible: tuple[Infeasible, ...],
+    answered: Sequence[tuple[Point, answers.Answer]],
+    infeasible: tuple[answers.Infeasible, ...],
     stopped: LimitError | None,
-) -> StudyResult:
+) -> answers.StudyResult:
     target = Target.of_study(spec)
     # A label that several candidates have is followed by the runtime, else by a number.
     alike = Counter(row.label for _, row in answered)
@@ -275,7 +267,7 @@ def _result(
         key = (accuracy.strategy, accuracy.family)
         families[key] = max(families.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
     critical = target.critical
-    return StudyResult(
+    return answers.StudyResult(
         study=spec.name,
         title=spec.title,
         question=spec.question,
@@ -290,7 +282,7 @@ def _result(
         verdict=sentence(candidates, decision),
         decision=decision,
         grounds=grounds(candidates, decision, dated),
-        caveats=weighed(candidates, decision),
+        caveats=answers.weighed(candidates, decision),
         infeasible=infeasible,
         ratio_bands={own.label: (own.ratio.low, own.ratio.high) for own in decision.outcomes},
         laws=laws_side_by_side(spec, target, candidates),
@@ -424,7 +416,7 @@ def run_sweep(
         studies[point.study.model.name, point.study.recipe.name, machine] = point.study
     given = (row for study in studies.values() for row in assumptions_of(study))
     answered = tuple(
-        PointResult(point.study, point.settings, *results[key])
+        answers.PointResult(point.study, point.settings, *results[key])
         for key, point in zip(keys, sweep.points, strict=True)
     )
     return SweepResult(sweep, answered, tuple(dict.fromkeys(given)))
@@ -442,12 +434,12 @@ def answer_text(point: Point) -> Stored:
     return Stored(json.dumps(document, sort_keys=True, allow_nan=False), time.perf_counter() - started)
 
 
-def _read(text: str) -> tuple[Answer | None, tuple[str, ...]]:
+def _read(text: str) -> tuple[answers.Answer | None, tuple[str, ...]]:
     """The answer that was stored as this text, or the reasons why there is none."""
     document = json.loads(text, object_pairs_hook=_interned)
     if "reasons" in document:
         return None, tuple(document["reasons"])
-    return Answer.stored(document), ()
+    return answers.Answer.stored(document), ()
 
 
 def _interned(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

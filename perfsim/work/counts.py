@@ -11,17 +11,9 @@ from functools import cached_property, lru_cache
 from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.specs.model import PLAIN, LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
+from perfsim.work import layer
 from perfsim.work.graph import EMBEDDING, HEAD
 from perfsim.work.kernels import FULL, LayerSlice
-from perfsim.work.layer import (
-    attention_products,
-    inner_norm_bytes,
-    kept_bytes,
-    kept_shares,
-    mlp_products,
-    padded_vocab_size,
-    up_projections,
-)
 from perfsim.work.tensors import AXES, EXPERTS, tensors_of
 
 
@@ -191,13 +183,13 @@ def recompute_flop_per_step(
         if "core_attn" in modules and (part.attention == "standard" or not part.by_operator(recompute)):
             flop_per_token += _core_flop_per_token(model, kind, job.seq_length)
         if not part.repeats_layer(recompute):
-            mlp = mlp_products(part) if "mlp" in modules else ()
-            latents = up_projections(part) if "mla_up_proj" in modules else ()
+            mlp = layer.mlp_products(part) if "mlp" in modules else ()
+            latents = layer.up_projections(part) if "mla_up_proj" in modules else ()
             flop_per_token += sum(product.flop for product in (*mlp, *latents)) / part.tokens
             continue
         # Experts are kept whole, and nothing reads the result of the MLP's last product.
-        products = (*attention_products(part), *(() if kind.experts else mlp_products(part)[:1]))
-        shares = kept_shares(part, recompute)
+        products = (*layer.attention_products(part), *(() if kind.experts else layer.mlp_products(part)[:1]))
+        shares = layer.kept_shares(part, recompute)
         kept_flop = sum(shares.get(product.name, 0.0) * product.flop for product in products)
         if part.by_operator(recompute):
             flop_per_token += (sum(product.flop for product in products) - kept_flop) / part.tokens
@@ -244,7 +236,7 @@ def layer_activation_bytes(part: LayerSlice, recompute: Recompute) -> float:
     size = part.element_bytes
     if recompute == "full" or part.by_operator(recompute):
         experts_bytes = _experts_kept_bytes(part) if part.kind.experts and recompute != "full" else 0.0
-        return part.activation_bytes / part.norm_share + kept_bytes(part, recompute) + experts_bytes
+        return part.activation_bytes / part.norm_share + layer.kept_bytes(part, recompute) + experts_bytes
     t = part.tensor
     tokens = float(part.tokens)
     mask = 1.0 if part.dropout else 0.0
@@ -261,11 +253,11 @@ def layer_activation_bytes(part: LayerSlice, recompute: Recompute) -> float:
     if "core_attn" not in modules and part.attention == "standard":
         scores = tokens * model.num_attention_heads * part.seq_length
         total += (2 * size + 1 if part.dropout else size) * scores / t
-    total += (2 if latents and "mla_up_proj" not in modules else 1) * inner_norm_bytes(part)
+    total += (2 if latents and "mla_up_proj" not in modules else 1) * layer.inner_norm_bytes(part)
     if part.kind.experts and mlp:
         total += _experts_kept_bytes(part, "moe_act" in modules)
     if part.kind.mtp:
-        logits = tokens * padded_vocab_size(model, t) / t
+        logits = tokens * layer.padded_vocab_size(model, t) / t
         total += 5 * part.activation_bytes / part.norm_share + size * logits
     return total
 
@@ -305,7 +297,7 @@ def attention_weight_input_bytes(part: LayerSlice) -> float:
 def mlp_weight_input_bytes(part: LayerSlice) -> float:
     """The same for the MLP block: sbh (20 of both linear layers + 4 of the norm) with ffn = 4 h, t = 1."""
     if part.kind.experts:
-        products = mlp_products(part)
+        products = layer.mlp_products(part)
         weights = sum(float(product.batch) * product.n * product.k for product in products)
         inputs = sum(product.bytes_accessed for product in products) - part.element_bytes * weights
         return inputs + 2 * part.activation_bytes / part.norm_share
@@ -318,6 +310,6 @@ def mlp_weight_input_bytes(part: LayerSlice) -> float:
 def head_weight_input_bytes(part: LayerSlice, positions: int) -> float:
     """The same for the LM head: the gradient of the logits, its input, and the final norm's pair."""
     tokens = float(part.micro_batch_size * positions)
-    logits = tokens * padded_vocab_size(part.model, part.tensor) / part.tensor
+    logits = tokens * layer.padded_vocab_size(part.model, part.tensor) / part.tensor
     hidden = tokens * part.model.hidden_size + 2 * part.activation_elements / part.norm_share
     return part.element_bytes * (logits + hidden)

@@ -29,17 +29,9 @@ from perfsim.specs.layout import RECOMPUTED, ContextExchange, ParallelLayout, Re
 from perfsim.specs.model import PLAIN, LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.data import SHARDED, collective
-from perfsim.work import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.work import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, Work, layer
 from perfsim.work.counts import attention_weight_input_bytes, layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import Kernel, LayerSlice
-from perfsim.work.layer import (
-    Kernels,
-    attention_kernels,
-    attention_recompute,
-    mlp_kernels,
-    mlp_recompute,
-    mlp_residual,
-)
 
 # How unevenly tokens are routed to the ranks that hold experts, and what a capacity limits of it.
 #
@@ -145,15 +137,15 @@ Backward = Literal["backward", "dgrad"]
 HalfPass = Literal["forward", "recompute", "backward", "dgrad", "wgrad"]
 
 
-def compute_work(name: str, which: HalfPass, kernels: Kernels, *writes: TensorClass) -> Work:
+def compute_work(name: str, which: HalfPass, kernels: layer.Kernels, *writes: TensorClass) -> Work:
     """A class of compute tasks on one rank, in one pass of a half, or of what is around layers."""
     category = which if which in ("forward", "recompute") else "backward"
     return Work(f"{name}.{which}", Kind.COMP, f"{name}.{which}", category, kernels=kernels, writes=writes)
 
 
 _HALVES = {
-    "attention": (attention_kernels, attention_recompute, attention_weight_input_bytes),
-    "mlp": (mlp_kernels, mlp_recompute, mlp_weight_input_bytes),
+    "attention": (layer.attention_kernels, layer.attention_recompute, attention_weight_input_bytes),
+    "mlp": (layer.mlp_kernels, layer.mlp_recompute, mlp_weight_input_bytes),
 }
 """Kernels of a half, kernels of its recompute, and bytes of the inputs of its weight gradients."""
 
@@ -168,7 +160,7 @@ def _half_work(half: str, part: LayerSlice, which: HalfPass, mode: Recompute = "
     if which == "dgrad":
         writes.append(TensorClass("weight_inputs", input_bytes(part)))
     elif which == "forward" and half == "mlp":
-        kernels += mlp_residual(part)
+        kernels += layer.mlp_residual(part)
         writes.append(TensorClass("saved", layer_activation_bytes(part, mode)))
     return compute_work(half, which, kernels, *writes)
 
@@ -244,7 +236,7 @@ class Attention(Half):
 
     @property
     def repeats(self) -> bool:
-        return bool(attention_recompute(self.part, self.mode))
+        return bool(layer.attention_recompute(self.part, self.mode))
 
     def works(self, which: HalfPass) -> Sequence[Work]:
         return [_half_work("attention", self.part, which, self.mode)]
@@ -262,7 +254,7 @@ class Mlp(Half):
 
     @property
     def repeats(self) -> bool:
-        return bool(mlp_recompute(self.part, self.mode))
+        return bool(layer.mlp_recompute(self.part, self.mode))
 
     def works(self, which: HalfPass) -> Sequence[Work]:
         return [_half_work("mlp", self.part, which, self.mode)]

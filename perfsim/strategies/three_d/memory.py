@@ -28,12 +28,7 @@ from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDE
 from perfsim.strategies.three_d.division import RankColumns, kinds_of
 from perfsim.strategies.three_d.layers import head_positions, layout_of, slice_of
 from perfsim.strategies.three_d.space import MODES, PLACES, Columns, distinct_rows
-from perfsim.work.counts import (
-    attention_weight_input_bytes,
-    head_weight_input_bytes,
-    layer_activation_bytes,
-    mlp_weight_input_bytes,
-)
+from perfsim.work import counts
 
 BUCKETS = "gradient buckets"
 """The part of unsharded gradients of a few layers."""
@@ -98,11 +93,11 @@ def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
         part = slice_of(job, layout, kind)
         positions = head_positions(job, layout.context)
         return (
-            layer_activation_bytes(part, "none"),
-            layer_activation_bytes(part, mode),
-            attention_weight_input_bytes(part) + mlp_weight_input_bytes(part),
+            counts.layer_activation_bytes(part, "none"),
+            counts.layer_activation_bytes(part, mode),
+            counts.attention_weight_input_bytes(part) + counts.mlp_weight_input_bytes(part),
             part.activation_bytes,
-            head_weight_input_bytes(part, positions),
+            counts.head_weight_input_bytes(part, positions),
             logit_bytes(part, positions),
             stage_parameters(part, 1, first=False, last=False) - routed_parameters(part),
             routed_parameters(part),
