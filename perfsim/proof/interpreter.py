@@ -26,7 +26,7 @@ from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import UPDATES
 from perfsim.proof.compute import COMPUTE, LATER_WORDS, OF_ROUTER, At, Frame, Operation
 from perfsim.proof.exchange import EXCHANGES
-from perfsim.proof.operations import OPERATORS, merged_statistics, repeats_alone
+from perfsim.proof.operations import OPERATORS, Block, merged_statistics
 from perfsim.proof.parameters import WORDS, Place, Weights
 from perfsim.proof.program import (
     BROKEN,
@@ -374,7 +374,7 @@ class Interpreter:
         block = self.task.block
         # That of the last layer has gradients by modules too; a module alone is not repeated up to a sum.
         op = self.task.work.op
-        partly = op.endswith("recompute") and repeats_alone(self.modes[block], op)
+        partly = op.endswith("recompute") and Block.repeats_alone(self.modes[block], op)
         if not quantity or partly or (block == HEAD and model.mtp_num_layers > 0):
             return None
         of_ends = {("hidden", EMBEDDING): 0, ("gradient", HEAD): model.num_layers}

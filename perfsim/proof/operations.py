@@ -573,12 +573,6 @@ def _modules(mode: str) -> frozenset[str]:
     return frozenset() if mode == "full" else RECOMPUTED.get(mode, frozenset())
 
 
-def repeats_alone(mode: str, op: str) -> bool:
-    """Whether a task of recompute runs modules up to no result that ranks sum."""
-    modules = _modules(mode)
-    return bool(modules) and ("mlp" not in modules or op.startswith("attention"))
-
-
 @dataclass
 class Block:
     """A layer, the embedding or the LM head for one micro-batch on one rank, as far as it was carried out."""
@@ -621,6 +615,12 @@ class Block:
         made = self.of_weights
         self.of_weights = []
         return made
+
+    @staticmethod
+    def repeats_alone(mode: str, op: str) -> bool:
+        """Whether a task of recompute runs modules up to no result that ranks sum."""
+        modules = _modules(mode)
+        return bool(modules) and ("mlp" not in modules or op.startswith("attention"))
 
     def operands(self, mode: str) -> dict[str, Any]:
         """What a mode keeps besides, for tasks that run modules of the layer again."""
