@@ -174,17 +174,12 @@ def _measured(path: Path, catalog: Catalog) -> str:
     return f"{len(read.cases)} measured steps"
 
 
-def _comparison(path: Path, catalog: Catalog) -> str:
-    within_floats(compare)(str(path), catalog)  # arithmetic on published figures
-    return "published figures and what they stand next to"
-
-
 _READERS: dict[str, Callable[[Path, Catalog], str]] = {
     "study": _study,
     "sweep": lambda path, catalog: f"{len(load_sweep(str(path), catalog).points):,} points",
     "cases": partial(_cases, cases.StepCase),
     "convergence": partial(_cases, cases.ConvergenceCase),
-    "comparison": _comparison,
+    "comparison": lambda path, catalog: within_floats(compare)(str(path), catalog).title,
     "measured": _measured,
 }
 """For kinds outside the catalogue: reads a file with all that it names, and says in words what it holds."""

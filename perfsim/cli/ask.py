@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
@@ -29,9 +29,6 @@ from perfsim.cli.options import (
 )
 from perfsim.cli.output import Answer, print_lines, prints, progress, prose, write_error
 from perfsim.prediction.question import Objective, Verify
-
-if TYPE_CHECKING:
-    from perfsim.studies.variants import SweepResult
 
 
 @verb(
@@ -345,7 +342,7 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     _deliver(printed, how, answered.verdict)
 
 
-def _must_have_a_plan(answered: SweepResult, words: str) -> None:
-    """PlanError where no point has an answer."""
+def _must_have_a_plan(answered: Any, words: str) -> None:
+    """PlanError where no point of a sweep has an answer."""
     if not answered.feasible:
         raise PlanError(f"no {words} has a feasible plan")

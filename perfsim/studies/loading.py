@@ -518,7 +518,8 @@ def load_sweep(
     mapping = _must_be("sweep", catalog.find("study", name_or_path), catalog)
     spec = parse_file(mapping.path, SweepSpec, catalog)
     given = chain(spec.study.candidates, *(part.candidates for part in (spec.grid, *spec.variants.values())))
-    _check_prices(mapping.node.mapping["study"], given, catalog)
+    if wrong := list(_wrong_prices(mapping.node.mapping["study"], given, catalog)):
+        raise CatalogError(wrong)
     if spec.study.as_of == EQUAL:  # one day for the candidates of a study; a grid has others
         spec = spec.model_copy(update={"study": spec.study.model_copy(update={"as_of": ""})})
 
@@ -568,32 +569,27 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     mapping = _must_be("study", catalog.find("study", name_or_path), catalog)
     study = parse_file(mapping.path, StudySpec, catalog)
     _check_target(study, mapping)
-    _check_prices(mapping.node, study.candidates, catalog)
-    _check_machines(study, mapping)
-    _check_links(study, mapping)
+    wrong = [*_wrong_prices(mapping.node, study.candidates, catalog), *_wrong_machines(study, mapping)]
+    if wrong := wrong or list(_wrong_links(study, mapping)):
+        raise CatalogError(reader.in_order(wrong))
     return study
 
 
-def _check_prices(study: Node, candidates: Iterable[CandidateSpec], catalog: Catalog) -> None:
-    """Refuse prices that a study writes for machines that are neither its own nor of the catalogue."""
+def _wrong_prices(study: Node, candidates: Iterable[CandidateSpec], catalog: Catalog) -> Iterator[Problem]:
+    """Prices that a study writes for machines that are neither its own nor of the catalogue."""
     known = dict.fromkeys([*(own.system.name for own in candidates), *catalog.names("system")])
     machines = study.mapping.get("prices", study).child("machines")
-    problems = [
-        mark.problem(f"prices: unknown system `{name}`", did_you_mean(str(name), known))
-        for name, mark in (machines.keys if machines else {}).items()
-        if name not in known
-    ]
-    if problems:
-        raise CatalogError(problems)
+    for name, mark in (machines.keys if machines else {}).items():
+        if name not in known:
+            yield mark.problem(f"prices: unknown system `{name}`", did_you_mean(str(name), known))
 
 
-def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
-    """Refuse numbers of devices that a system cannot have, and fixed layouts where none can be run.
+def _wrong_machines(study: StudySpec, mapping: LocatedMapping) -> Iterator[Problem]:
+    """Numbers of devices that a system cannot have, and fixed layouts where none can be run.
 
-    Raises CatalogError with all of them at their places. Where a candidate can be run, the layouts of the
-    others and what they lack for a price are reasons in the answer.
+    Where a candidate can be run, the layouts of the others and what they lack for a price are reasons in the
+    answer.
     """
-    devices: list[Problem] = []
     layouts: list[list[Problem]] = []
     # A list of strategies in the file is several candidates.
     lines: list[int] = []
@@ -610,9 +606,8 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
                 layouts.append(reader.placed(error.problems, node.mark_at(("candidates", line, "system"))))
                 continue
             except InputError as error:
-                devices += reader.placed(
-                    error.problems, node.mark_at(("candidates", line, "devices", number))
-                )
+                devices = node.mark_at(("candidates", line, "devices", number))
+                yield from reader.placed(error.problems, devices)
                 continue
             layouts.append([])
             if question.given_layout is not None and study.batch_sizes != "auto":
@@ -623,32 +618,27 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
                         wrong[0].problems, node.mark_at(("candidates", line, "layout"))
                     )
     if all(layouts):
-        devices += chain(*layouts)
-    if devices:
-        raise CatalogError(list(dict.fromkeys(devices)))
+        yield from chain(*layouts)
 
 
-def _check_links(study: StudySpec, mapping: LocatedMapping) -> None:
-    """Raise CatalogError, with file and line, for links that no candidate of a study has."""
+def _wrong_links(study: StudySpec, mapping: LocatedMapping) -> Iterator[Problem]:
+    """Links that no candidate of a study has."""
     links = study.perturbations.links if study.perturbations is not None else ()
     if not links:
         return
     topologies = [build_topology(point.candidate.system, point.num_devices) for point in study.points]
     systems = {topology.system.name for topology in topologies}
-    problems = []
     for number, link in enumerate(links):
         where = ("perturbations", "links", number)
         addressed = [topology for topology in topologies if link.system in (None, topology.system.name)]
         if not addressed:
             words = f"no candidate is a system {link.system!r}"
             help_text = did_you_mean(str(link.system), sorted(systems))
-            problems.append(mapping.problem((*where, "system"), words, help_text))
+            yield mapping.problem((*where, "system"), words, help_text)
         elif not any(topology.links_named(link.link) for topology in addressed):
             whose = "no candidate" if link.system is None else f"no candidate on {link.system}"
             words = f"{whose} has a link {link.link!r}"
-            problems.append(mapping.problem((*where, "link"), words, nearest_link(link.link, addressed)))
-    if problems:
-        raise CatalogError(problems)
+            yield mapping.problem((*where, "link"), words, nearest_link(link.link, addressed))
 
 
 def _check_target(study: StudySpec, mapping: LocatedMapping) -> None:
