@@ -488,7 +488,7 @@ def test_run_prints_what_runs_the_layout(perfsim: Run) -> None:
 
 def test_plan_prints_a_shortlist_or_one_document_or_what_runs_it(perfsim: Run) -> None:
     lines = perfsim(*PLAN, "--shown", "2").stdout
-    assert "layouts in" in lines
+    assert " layouts, " in lines
     assert "1 in full: --layout" in lines
     answer = document(perfsim(*PLAN, "--shown", "2", "--json", "--emit", "megatron"))
     assert answer["shortlist"][0]["layout"]["micro_batch_size"] >= 1
