@@ -181,7 +181,7 @@ def _pairs_option(argument: str, metavar: str, words: str, option: str = "--set"
 
 
 set_option = _pairs_option(
-    "changes", "PATH=VALUE", "Change a value, such as recipe.precision=fp8 or system.node.nics=4."
+    "changes", "PATH=VALUE", "Change a value: recipe.precision=fp8, system.node.nic.bandwidth=50GB/s."
 )
 price_option = _pairs_option(
     "prices", "SYSTEM=PRICE", "Price of a device-hour of a system, such as dgx-h100=2.50.", "--price"
