@@ -160,11 +160,6 @@ else:
 """What a row calls its model is read as a `ModelRow`, and kept as the model."""
 
 
-def _legible(stages: str) -> str:
-    layers_of_stages(stages)
-    return stages
-
-
 class CaseParallel(_CaseSpec):
     """The layout of a case."""
 
@@ -184,7 +179,7 @@ class CaseParallel(_CaseSpec):
     expert_tensor_parallel: Devices | None = None
     shard_group: Devices | None = None
     """Replicas over which FSDP shards; None: all."""
-    pipeline_layout: Annotated[str, AfterValidator(_legible)] | None = None
+    pipeline_layout: Annotated[str, AfterValidator(lambda own: layers_of_stages(own) and own)] | None = None
     """Layers of each virtual stage, in Megatron-Core's notation."""
 
 
