@@ -527,6 +527,18 @@ def with_offload(job: Job, topology: FatTree, space: Columns) -> Columns:
     return _joined(parts)
 
 
+def with_light_recompute(job: Job, space: Columns, short: Bools) -> Columns:
+    """A space and, at its end, its layouts without recompute that lack memory with what costs least time.
+
+    These are norms and, of latent attention, up-projections, where the tool runs them by themselves.
+    """
+    mode: Recompute = "norms" if job.model.latent_attention is None else "latents+norms"
+    if job.recipe.recompute != "auto" or not _runs(job.runtime.searched, recompute=mode):
+        return space
+    some = space.rows(short & (space.recompute == MODES.index("none")))
+    return _joined([space, replace(some, recompute=np.full_like(some.recompute, MODES.index(mode)))])
+
+
 def with_module_recompute(job: Job, space: Columns) -> Columns:
     """A space, and its layouts of full recompute with that of modules that the tool runs alone."""
     if job.recipe.recompute != "auto":

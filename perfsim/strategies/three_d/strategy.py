@@ -37,12 +37,15 @@ from perfsim.strategies.three_d.space import (
     distinct_rows,
     divisors,
     layout_space,
+    with_light_recompute,
     with_module_recompute,
     with_offload,
 )
 from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
+MOST_LACKING = 1.5
+"""Share of the memory above which no recompute of norms and up-projections makes a layout fit."""
 MOST_TRIED = 5_000
 """How many changes of a layout that does not fit are tried at most."""
 
@@ -67,7 +70,7 @@ class ThreeD:
         """All legal layouts, the share of its memory that a device uses of each, and which fit.
 
         Where none fits, with context degrees at any length, and then with offload; where none fits without
-        recompute, also with that of modules by themselves.
+        recompute, also with that of modules by themselves, else what lacks memory with the lightest of them.
         """
         space = partial(layout_space, job, topology, self.free_degrees, self.zero_stage)
         columns = space()
@@ -75,7 +78,11 @@ class ThreeD:
         if "context" in self.free_degrees and job.runtime.attention == "flash" and not fits.any():
             columns = space(shares_sequences=True)
             share, fits = memory_shares(job, columns, topology)
-        if fits.any() and not fits[columns.recompute == 0].any():
+        if fits[columns.recompute == 0].any():
+            columns = with_light_recompute(job, columns, ~fits & (share < MOST_LACKING))
+            more = memory_shares(job, columns.rows(slice(len(share), None)), topology)
+            share, fits = (np.concatenate(both) for both in zip((share, fits), more, strict=True))
+        elif fits.any():
             columns = with_module_recompute(job, columns)
             share, fits = memory_shares(job, columns, topology)
         if not fits.any():
