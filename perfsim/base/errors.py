@@ -172,6 +172,8 @@ class MemoryCapacityError(PlanError):
 
     def __init__(self, ratio: float, reason: str, advise: Callable[[], str] | None = None) -> None:
         self.ratio = ratio
+        self.reason = reason
+        """What does not fit, without the nearest change that does."""
         self._advise = advise
         super().__init__(reason)
 

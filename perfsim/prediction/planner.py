@@ -79,7 +79,8 @@ class Search:
         try:
             _planned(question, screening.closest)
         except MemoryCapacityError as lacking:
-            raise PlanError([tried, f"closest: {text_of(screening.closest)}: {lacking}", *others]) from None
+            reason = lacking if advised else lacking.reason
+            raise PlanError([tried, f"closest: {text_of(screening.closest)}: {reason}", *others]) from None
 
     @cached_property
     def proven(self) -> Ints:

@@ -229,7 +229,7 @@ class FlashSpec(TierSpec):
     """Whether reads and writes have the bandwidth each; else they share it."""
 
 
-class StoreTotal(NamedTuple):
+class _StoreTotal(NamedTuple):
     """A tier of the store outside the devices, over all its servers."""
 
     name: str
@@ -269,12 +269,12 @@ class MemoryXSpec(Spec):
         return self.servers * self.server.bandwidth
 
     @property
-    def tiers(self) -> tuple[StoreTotal, ...]:
+    def tiers(self) -> tuple[_StoreTotal, ...]:
         """DRAM and flash of all servers, the faster first."""
         of = f"{self.servers} servers, each as below"
         stores = {"DRAM": self.server.dram, "flash": self.server.flash}
         return tuple(
-            StoreTotal(f"MemoryX {name}", self.servers * store.capacity, self.servers * store.bandwidth, of)
+            _StoreTotal(f"MemoryX {name}", self.servers * store.capacity, self.servers * store.bandwidth, of)
             for name, store in stores.items()
             if store is not None
         )
@@ -375,7 +375,7 @@ class SystemSpec(CatalogSpec):
         return self.noun.device if self.noun else f"devices of {self.name}"
 
     @property
-    def stores(self) -> tuple[StoreTotal, ...]:
+    def stores(self) -> tuple[_StoreTotal, ...]:
         """Tiers of memory that all its devices share; none where every device has its own."""
         return ()
 
@@ -445,7 +445,7 @@ class WaferClusterSpec(SystemSpec):
     """Bytes of a gradient on the wire."""
 
     @property
-    def stores(self) -> tuple[StoreTotal, ...]:
+    def stores(self) -> tuple[_StoreTotal, ...]:
         """The tiers of MemoryX, which is one for all systems."""
         return self.memoryx.tiers
 

@@ -13,24 +13,8 @@ from perfsim.costs.price import Costs
 from perfsim.machines import build_topology
 from perfsim.network import FatTree, Topology
 from perfsim.prediction.question import Question
+from perfsim.specs import hardware
 from perfsim.specs.calibration import WaferCalibration
-from perfsim.specs.hardware import (
-    ActivationServersSpec,
-    DeviceSpec,
-    FatTreeSpec,
-    FlashSpec,
-    GpuClusterSpec,
-    HostSpec,
-    LinkSpec,
-    MemorySpec,
-    MemoryXSpec,
-    NodeSpec,
-    StreamingSpec,
-    SwarmXSpec,
-    TierSpec,
-    WaferClusterSpec,
-    WeightServerSpec,
-)
 from perfsim.specs.layout import Layout
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import RUNTIME_FIELDS, Job, Recipe
@@ -41,16 +25,18 @@ from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, 
 GIB = 2.0**30
 
 
-def _link(bytes_per_s: float, latency_s: float) -> LinkSpec:
+def _link(bytes_per_s: float, latency_s: float) -> hardware.LinkSpec:
     """A link without a calibration."""
-    return LinkSpec(name="link", bandwidth=bytes_per_s, latency=latency_s)
+    return hardware.LinkSpec(name="link", bandwidth=bytes_per_s, latency=latency_s)
 
 
-def host(*, link_bytes_per_s: float = 30e9, capacity: float = 1e12, drives: float = 0.0) -> HostSpec:
+def host(*, link_bytes_per_s: float = 30e9, capacity: float = 1e12, drives: float = 0.0) -> hardware.HostSpec:
     """The host of eight GPUs, with drives of so many bytes if there are any."""
-    nvme = TierSpec(capacity=drives, bandwidth=40e9) if drives else None
-    memory = TierSpec(capacity=capacity, bandwidth=400e9)
-    return HostSpec(devices=8, link=link_bytes_per_s, memory=memory, nvme=nvme, optimizer_fraction=0.5)
+    nvme = hardware.TierSpec(capacity=drives, bandwidth=40e9) if drives else None
+    memory = hardware.TierSpec(capacity=capacity, bandwidth=400e9)
+    return hardware.HostSpec(
+        devices=8, link=link_bytes_per_s, memory=memory, nvme=nvme, optimizer_fraction=0.5
+    )
 
 
 def gpu_cluster(
@@ -59,23 +45,23 @@ def gpu_cluster(
     gpus: int = 8,
     nics: int = 8,
     nic_bytes_per_s: float = 25e9,
-    host: HostSpec | None = None,
-) -> GpuClusterSpec:
+    host: hardware.HostSpec | None = None,
+) -> hardware.GpuClusterSpec:
     """Nodes like a DGX A100 without any calibration."""
-    return GpuClusterSpec(
+    return hardware.GpuClusterSpec(
         name="toy-gpus",
         kind="gpu-cluster",
-        device=DeviceSpec(
+        device=hardware.DeviceSpec(
             name="toy-gpu",
             kind="gpu",
             peak={"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12},
-            memory=MemorySpec(capacity=capacity, bandwidth=2e12, reserved=2 * GIB),
+            memory=hardware.MemorySpec(capacity=capacity, bandwidth=2e12, reserved=2 * GIB),
             compute_units=108,
         ),
-        node=NodeSpec(
+        node=hardware.NodeSpec(
             devices=gpus, scale_up=_link(300e9, 1e-6), nics=nics, nic=_link(nic_bytes_per_s, 2e-6), host=host
         ),
-        fabric=FatTreeSpec(nodes_per_leaf=20, switch_latency=1e-7),
+        fabric=hardware.FatTreeSpec(nodes_per_leaf=20, switch_latency=1e-7),
     )
 
 
@@ -100,39 +86,39 @@ def wafer_cluster(
     stream_bytes_per_s: float = 150e9,
     weight_bytes: float = 2.0,
     update_bytes_per_s: float = 1e12,
-) -> WaferClusterSpec:
+) -> hardware.WaferClusterSpec:
     """Systems like a CS-2 under a tree of fan-out 4."""
-    return WaferClusterSpec(
+    return hardware.WaferClusterSpec(
         name="toy-wafers",
         kind="wafer-cluster",
-        device=DeviceSpec(
+        device=hardware.DeviceSpec(
             name="toy-wafer",
             kind="wafer",
             peak={"bf16": 7.48e15, "fp16": 7.48e15},
-            memory=MemorySpec(capacity=capacity, bandwidth=2e16, reserved=6e9),
+            memory=hardware.MemorySpec(capacity=capacity, bandwidth=2e16, reserved=6e9),
             compute_units=850_000,
             calibration=wafer_calibration(efficiency, row_s),
         ),
         io_ports=12,
         io_link=_link(stream_bytes_per_s / 12, 1e-6),
         # Ten weight servers together stream and update at these rates.
-        memoryx=MemoryXSpec(
+        memoryx=hardware.MemoryXSpec(
             servers=10,
-            server=WeightServerSpec(
+            server=hardware.WeightServerSpec(
                 bandwidth=stream_bytes_per_s / 10,
-                dram=TierSpec(capacity=1e12, bandwidth=update_bytes_per_s / 10),
-                flash=FlashSpec(capacity=1e14, bandwidth=stream_bytes_per_s / 10),
+                dram=hardware.TierSpec(capacity=1e12, bandwidth=update_bytes_per_s / 10),
+                flash=hardware.FlashSpec(capacity=1e14, bandwidth=stream_bytes_per_s / 10),
                 arithmetic=1e12,
             ),
             placement="sharded",
             weights_in="auto",
             optimizer_state_in="auto",
         ),
-        swarmx=SwarmXSpec(fan_out=4, bandwidth=stream_bytes_per_s, hop_latency=1e-5, chunk=2**18),
-        activation_servers=ActivationServersSpec(
+        swarmx=hardware.SwarmXSpec(fan_out=4, bandwidth=stream_bytes_per_s, hop_latency=1e-5, chunk=2**18),
+        activation_servers=hardware.ActivationServersSpec(
             per_system=1, bandwidth=stream_bytes_per_s / 10, capacity=1e12, bytes_per_token=12.0, prefetch=1
         ),
-        streaming=StreamingSpec(
+        streaming=hardware.StreamingSpec(
             prefetch_depth=1,
             weights_held="chunk",
             accumulate_at="memoryx",
@@ -202,13 +188,18 @@ SMALLEST = {
 """The model of a published run that answers fastest."""
 
 
-def topology(devices: int, system: GpuClusterSpec | WaferClusterSpec | None = None) -> Topology:
+def topology(
+    devices: int, system: hardware.GpuClusterSpec | hardware.WaferClusterSpec | None = None
+) -> Topology:
     """A topology of a system, by default of toy GPUs."""
     return build_topology(system or gpu_cluster(), devices)
 
 
 def plan(
-    name: str, asked: Job, layout: Layout, system: GpuClusterSpec | WaferClusterSpec | None = None
+    name: str,
+    asked: Job,
+    layout: Layout,
+    system: hardware.GpuClusterSpec | hardware.WaferClusterSpec | None = None,
 ) -> Plan:
     """A plan of a layout on as many devices as it needs, without a memory check."""
     return strategy(name).plan(asked, topology(layout.num_devices, system), layout, check_memory=False)
@@ -234,7 +225,7 @@ def question(
 class ToyCosts(Costs):
     """Prices without a calibration: a fixed FLOP rate, memory and links at their datasheet rates."""
 
-    system: GpuClusterSpec
+    system: hardware.GpuClusterSpec
     flop_per_s: float = 150e12
     launch_s: float = 5e-6
     devices: int = 8
