@@ -66,7 +66,7 @@ class _WaferNetwork(Network):
             if self.tree.counted[link] in load.links[left == 0.0]:
                 raise InputError(
                     f"no route without {'-'.join(self.tree.ends(link))}: a wafer that is cut off is a "
-                    "failure; give at= or mttf= with checkpoint= and restart="
+                    "failure, as the `wall_clock` of a study counts them"
                 )
         return load
 
