@@ -18,13 +18,7 @@ from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import Precision
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies.three_d.memory import stage_memory
-from perfsim.work.counts import (
-    hardware_flop_per_step,
-    layer_activation_bytes,
-    model_flop_per_step,
-    parameters,
-    recompute_flop_per_step,
-)
+from perfsim.work import counts
 from perfsim.work.kernels import LayerSlice
 
 GIB = 2.0**30
@@ -39,7 +33,7 @@ def test_parameters_are_equation_2_of_2104_04473(name: str) -> None:
     s = model.max_position_embeddings
     equation = 12 * layers * h**2 * (1 + 13 / (12 * h) + (vocab + s) / (12 * layers * h))
     # The equation leaves the last layer norm out.
-    assert parameters(model).total == pytest.approx(equation + 2 * h, rel=1e-12)
+    assert counts.parameters(model).total == pytest.approx(equation + 2 * h, rel=1e-12)
 
 
 class Megatron(NamedTuple):
@@ -98,16 +92,16 @@ def test_flop_are_the_published_equations_and_give_the_utilisations_that_table_5
     matrices = 72 * published.batch * layers * s * h**2
     head = 51200 / (12 * layers * h)
     job = published.job()
-    model = model_flop_per_step(job)
+    model = counts.model_flop_per_step(job)
     assert model == pytest.approx(matrices * (1 + s / (6 * h) + head), rel=1e-12)
-    assert hardware_flop_per_step(job, "none") == model
-    selective = hardware_flop_per_step(job, "selective")
+    assert counts.hardware_flop_per_step(job, "none") == model
+    selective = counts.hardware_flop_per_step(job, "selective")
     assert selective == pytest.approx(matrices * (1 + s / (3 * h) + head), rel=1e-12)
-    full = hardware_flop_per_step(job, "full")
+    full = counts.hardware_flop_per_step(job, "full")
     assert full == pytest.approx(matrices * (4 / 3 * (1 + s / (6 * h)) + head), rel=1e-12)
     # Executed is one forward of the attention core, 4 b s^2 h a layer; what HFU counts is three times that.
     core = 4.0 * published.batch * s**2 * h * layers
-    assert recompute_flop_per_step(job, "selective") == core
+    assert counts.recompute_flop_per_step(job, "selective") == core
     peak = published.step_time_s * published.tensor * published.pipeline * 312e12
     assert model / peak == pytest.approx(published.mfu, abs=0.0025)
     assert selective / peak == pytest.approx(published.hfu, abs=0.0015)
@@ -120,7 +114,7 @@ def test_states_and_activations_of_the_first_stage_are_those_of_figure_1_of_2205
 ) -> None:
     states = state_bytes(Recipe(name="r", seq_length=2048, precision="bf16"))
     of_weight = states.parameters + states.gradients + states.optimizer
-    weights = published.layers * parameters(published.model).matrices_of()
+    weights = published.layers * counts.parameters(published.model).matrices_of()
     on_device = of_weight * weights / (published.tensor * published.pipeline)
     assert on_device / GIB == pytest.approx(published.states_gib, abs=0.01)
     layout = ParallelLayout(
@@ -151,7 +145,7 @@ def test_activations_of_a_layer_are_table_2_of_2205_05198(t: int, sequence_paral
     formula = (34 + scores) / t if sequence_parallel else 10 + (24 + scores) / t
     if mode == "full":  # Table 2 has 2 sbh; with sequence parallelism the layer's input is split
         formula = 2 / t if sequence_parallel else 2
-    assert layer_activation_bytes(part, mode) == pytest.approx(s * b * h * formula)
+    assert counts.layer_activation_bytes(part, mode) == pytest.approx(s * b * h * formula)
 
 
 @pytest.mark.parametrize("d", [1, 8])

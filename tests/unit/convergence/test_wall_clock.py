@@ -16,25 +16,17 @@ from pydantic import ValidationError
 from perfsim.base.errors import InputError
 from perfsim.base.units import DAY_S
 from perfsim.catalog import default_catalog
+from perfsim.convergence import wall_clock
 from perfsim.convergence.uncertain import Draws, interval, typical
-from perfsim.convergence.wall_clock import (
-    FailingRun,
-    HealthyRun,
-    RunPart,
-    Tier,
-    failing_time_s,
-    stopped_share,
-    young_interval_s,
-)
 from perfsim.engine.failures import exponential_failures, run_with_failures, simulated
 from perfsim.specs.wall_clock import FailureDomain, NumberRange, SecondsRange, SlowingRange, WallClockSpec
 
 MINUTE = 60.0
 HOUR = 3600.0
-RUN = HealthyRun(steps=50_000, step_time_s=4.0, num_parameters=6.05e9, num_nodes=2)
+RUN = wall_clock.HealthyRun(steps=50_000, step_time_s=4.0, num_parameters=6.05e9, num_nodes=2)
 
 
-def parts_of(spec: WallClockSpec, run: HealthyRun = RUN) -> dict[str, RunPart]:
+def parts_of(spec: WallClockSpec, run: wall_clock.HealthyRun = RUN) -> dict[str, wall_clock.RunPart]:
     return {part.name: part for part in run.parts(spec)}
 
 
@@ -52,7 +44,7 @@ def test_a_run_that_waits_for_nothing_is_its_steps() -> None:
 @pytest.mark.parametrize("name", default_catalog().names("wall_clock"))
 @pytest.mark.parametrize("nodes", [1, 16, 128])
 def test_parts_add_up_and_every_range_is_in_order(name: str, nodes: int) -> None:
-    run = HealthyRun(steps=5e5, step_time_s=3.5, num_parameters=2e10, num_nodes=nodes)
+    run = wall_clock.HealthyRun(steps=5e5, step_time_s=3.5, num_parameters=2e10, num_nodes=nodes)
     *parts, total = run.parts(clock(name))
     for end in ("low_s", "typical_s", "high_s"):
         assert getattr(total, end) == pytest.approx(sum(getattr(part, end) for part in parts))
@@ -74,8 +66,8 @@ def test_failures_cost_what_the_failing_run_does_and_without_them_only_the_writi
     mttf_s = DAY_S / (RUN.num_nodes * 0.0065)
     sent_s = 4 * RUN.num_parameters / 240e6
     write_s = 12 * RUN.num_parameters / 170e6
-    interval_s = young_interval_s(write_s, mttf_s)
-    failing_s = failing_time_s(RUN.time_s, interval_s, write_s, 600.0 + 247.0 + sent_s, 1 / mttf_s)
+    interval_s = wall_clock.young_interval_s(write_s, mttf_s)
+    failing_s = wall_clock.failing_time_s(RUN.time_s, interval_s, write_s, 600.0 + 247.0 + sent_s, 1 / mttf_s)
     parts = parts_of(clock(stragglers=None))
     assert parts["checkpoints"].typical_s == pytest.approx(RUN.time_s * write_s / interval_s)
     lost_s = failing_s - RUN.time_s - parts["checkpoints"].typical_s
@@ -96,7 +88,7 @@ def test_a_machine_without_spares_waits_for_repairs() -> None:
     )
     assert "waiting for repairs" not in without
     running_s = sum(without[name].typical_s for name in ("steps", "stragglers", "checkpoints", "failures"))
-    stopped = float(stopped_share(0, 2 * 0.0065))
+    stopped = float(wall_clock.stopped_share(0, 2 * 0.0065))
     assert waiting == pytest.approx(running_s * stopped / (1 - stopped))
     assert less < waiting
 
@@ -170,7 +162,9 @@ def test_goodput_at_the_published_points(rate: NumberRange) -> None:
         (2000, 5, 6.5e-3, 0.934, 6e-4),
         (12500, 21, rate.low, 0.724, 1e-3),
     ):
-        failing_s = failing_time_s(1e8, interval_min * MINUTE, 0.0, 5 * MINUTE, nodes * node_rate / DAY_S)
+        failing_s = wall_clock.failing_time_s(
+            1e8, interval_min * MINUTE, 0.0, 5 * MINUTE, nodes * node_rate / DAY_S
+        )
         assert 1e8 / float(failing_s) == pytest.approx(goodput, abs=error)
 
 
@@ -187,16 +181,18 @@ def test_failing_time_is_that_of_a_simulated_run_within_a_hundredth(
 ) -> None:
     """4,000 failures and more, months to years of a run."""
     work_s = 4000 * mttf_s
-    failing = FailingRun(work_s, (Tier(interval_s, write_s, 1 / mttf_s, restart_s),))
+    failing = wall_clock.FailingRun(work_s, (wall_clock.Tier(interval_s, write_s, 1 / mttf_s, restart_s),))
     simulated_s = run_with_failures(failing, exponential_failures(failing, seed=1))
-    expected_s = float(failing_time_s(work_s, interval_s, write_s, restart_s, 1 / mttf_s))
+    expected_s = float(wall_clock.failing_time_s(work_s, interval_s, write_s, restart_s, 1 / mttf_s))
     assert expected_s == pytest.approx(simulated_s, rel=0.01)
 
 
 def test_a_run_takes_its_work_and_its_checkpoints_and_never_for_ever() -> None:
     for failures_per_s in (0.0, 1e-12):
-        assert float(failing_time_s(1000.0, 100.0, 5.0, 60.0, failures_per_s)) == pytest.approx(1050.0)
-    assert 1e20 < float(failing_time_s(1e6, 1e6, 0.0, 0.0, 1.0)) < math.inf
+        assert float(wall_clock.failing_time_s(1000.0, 100.0, 5.0, 60.0, failures_per_s)) == pytest.approx(
+            1050.0
+        )
+    assert 1e20 < float(wall_clock.failing_time_s(1e6, 1e6, 0.0, 0.0, 1.0)) < math.inf
 
 
 @pytest.mark.parametrize(("spares", "repair_days"), [(0, 0.1), (1, 1.0), (4, 3.0)])
@@ -204,38 +200,38 @@ def test_standing_still_for_lack_of_spares_is_that_of_a_simulated_machine_within
     spares: int, repair_days: float
 ) -> None:
     """A failure a day for years that costs a repair alone."""
-    tier = Tier(60.0, failures_per_s=1 / DAY_S, repair_s=repair_days * DAY_S)
-    failing = FailingRun(20_000 * DAY_S, (tier,), spares)
+    tier = wall_clock.Tier(60.0, failures_per_s=1 / DAY_S, repair_s=repair_days * DAY_S)
+    failing = wall_clock.FailingRun(20_000 * DAY_S, (tier,), spares)
     simulated_s = run_with_failures(failing, exponential_failures(failing, seed=3))
-    stopped = float(stopped_share(spares, repair_days))
+    stopped = float(wall_clock.stopped_share(spares, repair_days))
     assert 0.005 < stopped < 0.6
     assert 20_000 * DAY_S / (1 - stopped) == pytest.approx(simulated_s, rel=0.01)
 
 
-ONE = Tier(2 * HOUR, 5 * MINUTE, 1 / (8 * HOUR), 10 * MINUTE, 12 * HOUR)
+ONE = wall_clock.Tier(2 * HOUR, 5 * MINUTE, 1 / (8 * HOUR), 10 * MINUTE, 12 * HOUR)
 
 
 @pytest.mark.parametrize("spares", [None, 0, 1])
 def test_of_one_domain_and_one_tier_simulated_runs_take_what_is_expected(spares: int | None) -> None:
-    run = FailingRun(8 * DAY_S, (ONE,), spares)
+    run = wall_clock.FailingRun(8 * DAY_S, (ONE,), spares)
     mean_s, error_s, runs = simulated(run)
     assert runs == 2000
     assert mean_s == pytest.approx(float(run.expected_s + run.stopped_s), abs=2.5 * error_s)
 
 
 def test_without_failures_or_with_copies_that_take_no_time_all_the_time_is_useful() -> None:
-    sound = FailingRun(DAY_S, (Tier(2 * HOUR),), spares=0)
-    at_once = FailingRun(DAY_S, (Tier(1e-3, 0.0, 1 / HOUR),))
+    sound = wall_clock.FailingRun(DAY_S, (wall_clock.Tier(2 * HOUR),), spares=0)
+    at_once = wall_clock.FailingRun(DAY_S, (wall_clock.Tier(1e-3, 0.0, 1 / HOUR),))
     for run in (sound, at_once):
         assert float(run.expected_s + run.stopped_s) == pytest.approx(DAY_S)
         assert simulated(run)[0] == pytest.approx(DAY_S)
 
 
 def test_what_a_nearer_copy_survives_costs_less_and_simulated_runs_agree() -> None:
-    near = Tier(HOUR / 10, 5.0, 1 / (3 * HOUR), 10 * MINUTE)
-    tiers = FailingRun(30 * DAY_S, (near, ONE))
+    near = wall_clock.Tier(HOUR / 10, 5.0, 1 / (3 * HOUR), 10 * MINUTE)
+    tiers = wall_clock.FailingRun(30 * DAY_S, (near, ONE))
     far = replace(ONE, failures_per_s=ONE.failures_per_s + near.failures_per_s)
-    assert float(tiers.expected_s) < 0.9 * float(FailingRun(30 * DAY_S, (far,)).expected_s)
+    assert float(tiers.expected_s) < 0.9 * float(wall_clock.FailingRun(30 * DAY_S, (far,)).expected_s)
     assert simulated(tiers)[0] == pytest.approx(float(tiers.expected_s), rel=0.01)
 
 
@@ -265,23 +261,23 @@ def test_a_lost_wafer_costs_its_restart_while_the_weights_are_at_memoryx() -> No
 
 
 def test_more_spares_stop_a_run_less() -> None:
-    shares = [float(stopped_share(spares, 2.0)) for spares in range(8)]
+    shares = [float(wall_clock.stopped_share(spares, 2.0)) for spares in range(8)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(2 / 3)
-    assert float(stopped_share(3, 0.0)) == 0.0
+    assert float(wall_clock.stopped_share(3, 0.0)) == 0.0
 
 
 def test_young_interval_is_that_of_the_worked_examples_and_beats_its_neighbours() -> None:
-    assert young_interval_s(0.1 * HOUR, 5 * HOUR) == pytest.approx(HOUR)
-    best_s = young_interval_s(MINUTE, 12 * HOUR)
+    assert wall_clock.young_interval_s(0.1 * HOUR, 5 * HOUR) == pytest.approx(HOUR)
+    best_s = wall_clock.young_interval_s(MINUTE, 12 * HOUR)
     assert best_s / MINUTE == pytest.approx(37.9, rel=5e-3)
-    failing_s = float(failing_time_s(HOUR, best_s, MINUTE, 0.0, 1 / (12 * HOUR)))
+    failing_s = float(wall_clock.failing_time_s(HOUR, best_s, MINUTE, 0.0, 1 / (12 * HOUR)))
     assert 1 - HOUR / failing_s == pytest.approx(0.053, rel=0.03)
     intervals_s = np.array([0.8, 1.0, 1.25]) * best_s
-    assert failing_time_s(1e6, intervals_s, MINUTE, 60.0, 1 / (12 * HOUR)).argmin() == 1
+    assert wall_clock.failing_time_s(1e6, intervals_s, MINUTE, 60.0, 1 / (12 * HOUR)).argmin() == 1
 
 
 @pytest.mark.parametrize(("write_s", "mttf_s", "name"), [(0.0, 1.0, "write_s"), (1.0, 0.0, "mttf_s")])
 def test_impossible_arguments_are_refused_by_name(write_s: float, mttf_s: float, name: str) -> None:
     with pytest.raises(InputError, match=name):
-        young_interval_s(write_s, mttf_s)
+        wall_clock.young_interval_s(write_s, mttf_s)

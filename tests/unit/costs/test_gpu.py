@@ -9,14 +9,7 @@ import pytest
 
 from perfsim.base.errors import CatalogError, GraphError
 from perfsim.costs.gpu import GpuCosts
-from perfsim.specs.calibration import (
-    CommunicationConstants,
-    FrameworkCalibration,
-    GemmConstants,
-    GpuCalibration,
-    MemoryConstants,
-    TileConstants,
-)
+from perfsim.specs import calibration
 from perfsim.testing import toys
 from perfsim.work import Kind, RankGroup, Work
 from perfsim.work.kernels import Kernel, elementwise, gemm
@@ -26,14 +19,14 @@ KERNEL_S = 2e-6
 BLOCKING_S = 10e-6
 
 
-STACK = FrameworkCalibration(
+STACK = calibration.FrameworkCalibration(
     name="toy", host_s_per_kernel=HOST_S, host_blocking_s_per_kernel=BLOCKING_S, overlap_sharpness=4.0
 )
 
 
-def gpu_calibration(**changes: Any) -> GpuCalibration:
-    tile = TileConstants(shape=(128, 128), efficiency=0.9, choice_efficiency=0.9, overhead_k=0.0)
-    constants = GemmConstants(
+def gpu_calibration(**changes: Any) -> calibration.GpuCalibration:
+    tile = calibration.TileConstants(shape=(128, 128), efficiency=0.9, choice_efficiency=0.9, overhead_k=0.0)
+    constants = calibration.GemmConstants(
         tiles=(tile,),
         split_k=(1,),
         k_step=32,
@@ -50,13 +43,13 @@ def gpu_calibration(**changes: Any) -> GpuCalibration:
     fields: dict[str, Any] = {
         "name": "toy",
         "gemm": constants,
-        "memory": MemoryConstants(fraction=0.8),
+        "memory": calibration.MemoryConstants(fraction=0.8),
         "kernel_latency_s": KERNEL_S,
         "sustained_fraction": 0.8,
         "wgrad_factor": 1.25,
         "attention_fraction": 0.5,
     }
-    return GpuCalibration(**(fields | changes))
+    return calibration.GpuCalibration(**(fields | changes))
 
 
 def costs(
@@ -194,7 +187,7 @@ def test_a_recipe_that_the_device_cannot_run_is_refused_by_name(recipe: dict[str
 
 
 def beside(**recipe: Any) -> GpuCosts:
-    taken = CommunicationConstants(
+    taken = calibration.CommunicationConstants(
         units=24, units_per_nic=2, memory_passes={"all_gather": 2.0, "reduce_scatter": 3.0}
     )
     return costs(constants={"communication": taken}, **recipe)

@@ -11,26 +11,20 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
-from perfsim.specs.calibration import (
-    CollectiveCalibration,
-    CollectiveOp,
-    NetworkConstants,
-    NetworkProtocol,
-    ProtocolSegment,
-)
+from perfsim.specs import calibration
 from perfsim.specs.hardware import GpuClusterSpec, LinkSpec, NodeSpec
 
-OPS: tuple[CollectiveOp, ...] = get_args(CollectiveOp)
+OPS: tuple[calibration.CollectiveOp, ...] = get_args(calibration.CollectiveOp)
 
 
-def segment(name: str, base_s: float, bytes_per_s: float) -> ProtocolSegment:
-    return ProtocolSegment(
+def segment(name: str, base_s: float, bytes_per_s: float) -> calibration.ProtocolSegment:
+    return calibration.ProtocolSegment(
         name=name, latency_base_s=base_s, latency_per_step_s=0.0, bandwidth_bytes_per_s=bytes_per_s
     )
 
 
-def protocol(algorithm: Any, name: str, base_s: float, fraction: float) -> NetworkProtocol:
-    return NetworkProtocol(
+def protocol(algorithm: Any, name: str, base_s: float, fraction: float) -> calibration.NetworkProtocol:
+    return calibration.NetworkProtocol(
         algorithm=algorithm,
         name=name,
         latency_base_s=base_s,
@@ -40,15 +34,17 @@ def protocol(algorithm: Any, name: str, base_s: float, fraction: float) -> Netwo
     )
 
 
-NVLINK = CollectiveCalibration(
+NVLINK = calibration.CollectiveCalibration(
     name="nvlink", collectives={"all_reduce": (segment("LL", 1e-6, 1e9), segment("Simple", 11e-6, 200e9))}
 )
 PROTOCOLS = (protocol("ring", "Simple", 10e-6, 1.0), protocol("tree", "LL", 2e-6, 0.25))
 
 
-def network_of(**changes: Any) -> CollectiveCalibration:
+def network_of(**changes: Any) -> calibration.CollectiveCalibration:
     constants = {"efficiency": 0.8, "protocols": PROTOCOLS, "send_recv_latency_s": 20e-6}
-    return CollectiveCalibration(name="infiniband", network=NetworkConstants(**(constants | changes)))
+    return calibration.CollectiveCalibration(
+        name="infiniband", network=calibration.NetworkConstants(**(constants | changes))
+    )
 
 
 NETWORK = network_of()
@@ -65,7 +61,7 @@ def node(nics: int = 8, *, calibrated: bool = True) -> NodeSpec:
     )
 
 
-def of_link(lines: CollectiveCalibration, bandwidth: float) -> CollectiveModel:
+def of_link(lines: calibration.CollectiveCalibration, bandwidth: float) -> CollectiveModel:
     link = LinkSpec(name="x", bandwidth=bandwidth, latency=0.0, calibration=lines)
     return CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
 
@@ -80,7 +76,7 @@ def test_the_fastest_protocol_runs_at_each_size() -> None:
 
 def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
     line = segment("Simple", 0.0, 200e9).model_copy(update={"local_bytes_per_s": 500e9})
-    lines = CollectiveCalibration(name="x", collectives={"all_gather": (line,)})
+    lines = calibration.CollectiveCalibration(name="x", collectives={"all_gather": (line,)})
     seconds = of_link(lines, 300e9).time_s("all_gather", 1e9, Group.inside_node(4))
     assert seconds == pytest.approx(0.75 / 200 + 1 / 500)
 
@@ -131,7 +127,7 @@ def test_the_slowest_link_of_a_ring_bounds_its_bus(
     assert wire_bytes / seconds == pytest.approx(bytes_per_s, rel=1e-3)
 
 
-ACROSS: dict[str, tuple[CollectiveOp, float, Group, float]] = {
+ACROSS: dict[str, tuple[calibration.CollectiveOp, float, Group, float]] = {
     "an uneven tree has the depth of its fullest node": (
         *("all_reduce", 1e-3, Group(63 * 8 + 1, 8, 64, 1)),
         2e-6 + 2 * 7 * 1e-6 + 2 * 6 * 5e-6,
@@ -144,13 +140,13 @@ ACROSS: dict[str, tuple[CollectiveOp, float, Group, float]] = {
 
 @pytest.mark.parametrize(("op", "n_bytes", "group", "seconds"), ACROSS.values(), ids=ACROSS)
 def test_what_goes_across_nodes_takes_its_latency_and_its_bytes_over_the_nics(
-    op: CollectiveOp, n_bytes: float, group: Group, seconds: float
+    op: calibration.CollectiveOp, n_bytes: float, group: Group, seconds: float
 ) -> None:
     assert CollectiveModel.of_node(node()).time_s(op, n_bytes, group) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_links_without_calibration_use_their_datasheet(op: CollectiveOp) -> None:
+def test_links_without_calibration_use_their_datasheet(op: calibration.CollectiveOp) -> None:
     plain = CollectiveModel.of_node(node(calibrated=False))
     group = Group.inside_node(2)
     wire = {"all_reduce": 1.0, "send_recv": 1.0, "broadcast": 1.0}.get(op, 0.5)
@@ -163,7 +159,7 @@ def test_links_without_calibration_use_their_datasheet(op: CollectiveOp) -> None
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("group", [Group.even(8, 1), Group.even(8, 2), Group.even(1, 4), Group(12, 8, 2, 4)])
 def test_arrays_give_what_scalars_give_and_one_rank_and_no_bytes_cost_nothing(
-    op: CollectiveOp, group: Group
+    op: calibration.CollectiveOp, group: Group
 ) -> None:
     model = CollectiveModel.of_node(node())
     sizes = np.array([0.0, *np.geomspace(1, 1e9, 7)])

@@ -13,15 +13,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.base.errors import (
-    InputError,
-    LayoutError,
-    LimitError,
-    MemoryCapacityError,
-    PerfsimError,
-    Problem,
-    UnknownNameError,
-)
+from perfsim.base import errors
 from perfsim.base.limits import Limits, limited
 from perfsim.studies import executors
 
@@ -49,7 +41,7 @@ def test_a_process_of_its_own_is_started_for_no_fewer_than_two_items() -> None:
     ],
 )
 def test_what_is_no_number_and_no_address_is_refused(jobs: Any, address: str | None, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(errors.InputError, match=message):
         executors.executor_for(jobs, address)
 
 
@@ -58,7 +50,7 @@ def test_an_item_that_kills_its_process_fails_and_loses_no_other() -> None:
     items = [*SUMS[:2], (90, DIES), *SUMS[2:]]
     answers = answers_of(executors.Processes(2), items)
     failed = answers.pop(90)
-    assert isinstance(failed, PerfsimError)
+    assert isinstance(failed, errors.PerfsimError)
     assert "died each time" in str(failed)
     assert answers == {number: number + 1 for number in range(6)} == answers_of(executors.IN_PROCESS, SUMS)
 
@@ -66,16 +58,16 @@ def test_an_item_that_kills_its_process_fails_and_loses_no_other() -> None:
 def test_an_error_or_a_limit_reached_elsewhere_ends_the_iteration_and_all_processes() -> None:
     with pytest.raises(ZeroDivisionError):
         answers_of(executors.Processes(2), [*SUMS, (7, "1 / 0")])
-    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError):
+    with limited(Limits(max_seconds=0.0)), pytest.raises(errors.LimitError):
         answers_of(executors.Processes(2), [(1, "__import__('time').sleep(0.5)")])
 
 
 def test_a_worker_has_the_limits_and_the_version_of_who_asks() -> None:
-    with pytest.raises(LimitError, match=r"stopped after 5 s \(--max-seconds\): at work"):
+    with pytest.raises(errors.LimitError, match=r"stopped after 5 s \(--max-seconds\): at work"):
         executors.in_worker(in_time, Limits(max_seconds=5.0), 6.0, "", "at work")
     limits = Limits(max_seconds=5.0, max_events=9, events=4)
     assert executors.in_worker(in_time, limits, 1.0, "", "at work") == ("done", 0)
-    with pytest.raises(InputError, match=r"a worker has perfsim .*, and this machine 0\.0\.0"):
+    with pytest.raises(errors.InputError, match=r"a worker has perfsim .*, and this machine 0\.0\.0"):
         executors.in_worker(str, Limits(), 0.0, "0.0.0+other", 1)
 
 
@@ -89,15 +81,15 @@ def in_time(words: str) -> str:
 @pytest.mark.parametrize(
     "error",
     [
-        InputError([Problem("wrong", file="a.yaml", line=3)]),
-        LayoutError("no layout"),
-        LimitError("stopped"),
-        UnknownNameError("model", "gpt", ["gpt3_xl"]),
-        MemoryCapacityError(1.5, "too small", lambda: "take more"),
-        PerfsimError("broken"),
+        errors.InputError([errors.Problem("wrong", file="a.yaml", line=3)]),
+        errors.LayoutError("no layout"),
+        errors.LimitError("stopped"),
+        errors.UnknownNameError("model", "gpt", ["gpt3_xl"]),
+        errors.MemoryCapacityError(1.5, "too small", lambda: "take more"),
+        errors.PerfsimError("broken"),
     ],
 )
-def test_an_error_comes_back_from_a_worker_as_it_was(error: PerfsimError) -> None:
+def test_an_error_comes_back_from_a_worker_as_it_was(error: errors.PerfsimError) -> None:
     back = copy.copy(error)  # takes it apart as pickling does
     assert (type(back), str(back), back.problems) == (type(error), str(error), error.problems)
     assert getattr(back, "ratio", None) == getattr(error, "ratio", None)
@@ -106,7 +98,7 @@ def test_an_error_comes_back_from_a_worker_as_it_was(error: PerfsimError) -> Non
 def test_an_address_at_which_nobody_listens_is_refused_within_seconds() -> None:
     pytest.importorskip("distributed")
     began_s = time.monotonic()
-    with pytest.raises(PerfsimError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: \w+"):
+    with pytest.raises(errors.PerfsimError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: \w+"):
         executors.executor_for(None, "tcp://127.0.0.1:1")
     assert time.monotonic() - began_s < executors.CONNECT_S / 2
 

@@ -14,18 +14,9 @@ from perfsim.specs.model import LayerKind, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.testing import toys
-from perfsim.work import RankGroup
+from perfsim.work import RankGroup, layer
 from perfsim.work.counts import model_flop_per_step, parameters
 from perfsim.work.kernels import Kernel, LayerSlice
-from perfsim.work.layer import (
-    ExpertStage,
-    Kernels,
-    LayerPass,
-    attention_core,
-    attention_kernels,
-    expert_kernels,
-    mlp_kernels,
-)
 
 H = 2048
 S = 1024
@@ -48,7 +39,7 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 48,
 }
 SPARSE = LayerKind(experts=True)
-PASSES: tuple[LayerPass, ...] = ("forward", "backward", "dgrad", "wgrad")
+PASSES: tuple[layer.LayerPass, ...] = ("forward", "backward", "dgrad", "wgrad")
 
 
 def sliced(kind: LayerKind = SPARSE, model: Any = None, **changes: Any) -> LayerSlice:
@@ -64,9 +55,9 @@ def test_a_token_is_computed_by_k_experts_the_shared_ones_and_the_router() -> No
     tokens = B * S
     expected = 2.0 * tokens * (3 * H * (K * F + SHARED) + H * E)
     part = sliced()
-    assert flop(mlp_kernels(part, "forward")) == pytest.approx(expected)
-    assert flop(mlp_kernels(part, "backward")) == pytest.approx(2 * expected)
-    split = flop((*mlp_kernels(part, "dgrad"), *mlp_kernels(part, "wgrad")))
+    assert flop(layer.mlp_kernels(part, "forward")) == pytest.approx(expected)
+    assert flop(layer.mlp_kernels(part, "backward")) == pytest.approx(2 * expected)
+    split = flop((*layer.mlp_kernels(part, "dgrad"), *layer.mlp_kernels(part, "wgrad")))
     assert split == pytest.approx(2 * expected)
 
 
@@ -74,18 +65,18 @@ def test_a_token_is_computed_by_k_experts_the_shared_ones_and_the_router() -> No
 def test_the_parts_between_dispatch_and_combination_are_the_whole_block(kind: LayerKind) -> None:
     """With the LM head of multi-token prediction behind the layer, which does not run again."""
     part = sliced(kind)
-    stages: tuple[ExpertStage, ...] = ("router", "experts", "shared", "combine")
+    stages: tuple[layer.ExpertStage, ...] = ("router", "experts", "shared", "combine")
     for which in PASSES[:3]:
-        parts = (expert_kernels(part, which, stage) for stage in stages)
-        assert Counter(chain.from_iterable(parts)) == Counter(mlp_kernels(part, which))
+        parts = (layer.expert_kernels(part, which, stage) for stage in stages)
+        assert Counter(chain.from_iterable(parts)) == Counter(layer.mlp_kernels(part, which))
     alone = RankGroup(0, 1, 1)
     group = ExpertGroup(part, "gpu0", "none", alone, alone)
     for which, heads in (("forward", int(kind.mtp)), ("recompute", 0)):
         assert [kernel.name for kernel in group.parts(which).end.kernels].count("lm_head") == heads
 
 
-def routed(part: LayerSlice, which: LayerPass = "forward") -> Kernels:
-    return expert_kernels(part, which, "experts")
+def routed(part: LayerSlice, which: layer.LayerPass = "forward") -> layer.Kernels:
+    return layer.expert_kernels(part, which, "experts")
 
 
 def test_all_ranks_of_expert_parallelism_together_do_the_products_of_a_layer() -> None:
@@ -104,10 +95,10 @@ def test_latent_attention_goes_down_to_latents_and_up_to_heads() -> None:
     tokens = B * S
     weights = H * 384 + 384 * heads * 96 + H * (128 + 32) + 128 * heads * (64 + 48) + heads * 48 * H
     core = 2.0 * B * heads * S * S * (96 + 48) / 2
-    assert flop(attention_kernels(part, "forward")) == 2.0 * tokens * weights + core
-    whole = attention_kernels(part, "backward")
+    assert flop(layer.attention_kernels(part, "forward")) == 2.0 * tokens * weights + core
+    whole = layer.attention_kernels(part, "backward")
     assert flop(whole) == 4.0 * tokens * weights + 2.0 * B * heads * S * S * (3 * 96 + 2 * 48) / 2
-    split = (*attention_kernels(part, "dgrad"), *attention_kernels(part, "wgrad"))
+    split = (*layer.attention_kernels(part, "dgrad"), *layer.attention_kernels(part, "wgrad"))
     assert flop(split) == flop(whole)
     counts = parameters(part.model)
     assert counts.matrices_of() == weights + 2 * H * part.model.ffn_hidden_size
@@ -120,7 +111,8 @@ def test_a_window_of_w_of_s_positions_scores_2_w_s_minus_w_squared_of_the_causal
 ) -> None:
     plain, windowed = (sliced(LayerKind(window=size), {}, attention="flash") for size in (None, window))
     shares = [
-        flop(attention_core(windowed, backward=backward)) / flop(attention_core(plain, backward=backward))
+        flop(layer.attention_core(windowed, backward=backward))
+        / flop(layer.attention_core(plain, backward=backward))
         for backward in (False, True)
     ]
     assert shares == [share, share]
@@ -138,10 +130,10 @@ def test_model_flops_count_active_weights_windows_and_the_heads_of_multi_token_p
     assert model_flop_per_step(job) == pytest.approx((6.0 * weights + core + heads) * job.tokens_per_step)
 
 
-def moved(part: LayerSlice, which: LayerPass = "forward") -> Counter[str]:
+def moved(part: LayerSlice, which: layer.LayerPass = "forward") -> Counter[str]:
     """Bytes by name of kernel over the stages of a block."""
-    stages: tuple[ExpertStage, ...] = ("router", "experts", "combine")
-    kernels = chain.from_iterable(expert_kernels(part, which, stage) for stage in stages)
+    stages: tuple[layer.ExpertStage, ...] = ("router", "experts", "combine")
+    kernels = chain.from_iterable(layer.expert_kernels(part, which, stage) for stage in stages)
     found: Counter[str] = Counter()
     for kernel in kernels:
         found[kernel.name] += kernel.bytes_accessed
@@ -149,7 +141,7 @@ def moved(part: LayerSlice, which: LayerPass = "forward") -> Counter[str]:
 
 
 @pytest.mark.parametrize("which", ["forward", "backward"])
-def test_tokens_that_travel_as_they_are_become_rows_where_they_arrive(which: LayerPass) -> None:
+def test_tokens_that_travel_as_they_are_become_rows_where_they_arrive(which: layer.LayerPass) -> None:
     """DeepEP sends one copy of a token, so nothing permutes before it, and one expert's rows are made too."""
     for expert in (4, E):
         rows, tokens = (moved(sliced(expert=expert, sends_tokens=sends), which) for sends in (False, True))
