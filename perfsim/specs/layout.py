@@ -313,6 +313,7 @@ def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
     """
     problems: list[Problem] = []
     given: dict[str, Any] = {}
+    said: dict[str, str] = {}
     for item, name, value in settings(text):
         try:
             parsed = _parsed(name, value, layout_type)
@@ -320,8 +321,11 @@ def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
             problems += [replace(p, message=f"layout {item!r}: {p.message}") for p in wrong.problems]
             continue
         if name in given:
-            problems.append(Problem(f"layout names {name} twice"))
+            problems.append(Problem(f"layout names {name} twice", help=f"keep {said[name]} or {item}"))
         given.setdefault(name, parsed)
+        said.setdefault(name, item)
+    if text and not (given or problems):
+        problems.append(Problem(f"layout {text!r} sets nothing", help="such as tp=8,pp=4,dp=16"))
     if problems:
         raise LayoutError(problems)
     return given

@@ -73,7 +73,7 @@ def test_everything_wrong_is_listed_with_a_mend() -> None:
             "layout 'recompute=some': 'some'",
             "allowed: none, norms, latents, latents+norms, selective, mlp, latents+mlp, full",
         ),
-        ("layout names data twice", ""),
+        ("layout names data twice", "keep dp=2 or data=3"),
     ]
 
 
@@ -85,6 +85,7 @@ def test_everything_wrong_is_listed_with_a_mend() -> None:
         (GPUS, "pp=2,pipeline_layout=nonsense", r"3-4-3, or stages such as Et\*3\|t\*4\|t\*3L"),
         (GPUS, "pipeline_stages=Et|tL", r"unknown name(.|\n)*known: .*pipeline_layout"),
         (GPUS, "spill=true", "'spill=true': unknown name"),
+        (GPUS, ",", "layout ',' sets nothing"),
         (WAFERS, "tp=2", "'tp=2': unknown name"),
         ("gpu-clusters", "", "did you mean `gpu-cluster`"),
     ],
