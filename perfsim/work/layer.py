@@ -414,7 +414,7 @@ one kernel has 3: bias added and joined (8), halves clamped (4), gate (3), proba
 a backward reads and writes as many more. assumed: as its code reads.
 """
 _BIASED_AGAIN = 18.0 / 22.0
-"""The share of these that a recompute of the activation runs again: all but the second bias."""
+"""The share of these that a recompute of the activation runs again: all but the second bias (assumed)."""
 _SCORE_PASSES = 4
 """Passes over the scores of a router: scores to probabilities (read, write), choice of the top k, its map."""
 

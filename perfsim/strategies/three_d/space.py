@@ -540,7 +540,7 @@ def with_light_recompute(job: Job, space: Columns, short: Bools) -> Columns:
 
 
 def with_module_recompute(job: Job, space: Columns) -> Columns:
-    """A space, and its layouts of full recompute with that of modules that the tool runs alone."""
+    """A space and, for each of its layouts of full recompute, one with each mode of single modules."""
     if job.recipe.recompute != "auto":
         return space
     some = space.rows((space.recompute == MODES.index("full")) & (space.recompute_every == 1))

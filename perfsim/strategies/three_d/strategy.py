@@ -45,7 +45,7 @@ from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
 MOST_LACKING = 1.5
-"""Share of the memory above which no recompute of norms and up-projections makes a layout fit."""
+"""Share of the memory above which light recompute is not tried. assumed: it saves less than a third."""
 MOST_TRIED = 5_000
 """How many changes of a layout that does not fit are tried at most."""
 
