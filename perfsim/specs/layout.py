@@ -23,6 +23,8 @@ RECOMPUTED: Mapping[str, frozenset[str]] = {
 }
 """The modules of a layer that each mode computes again, as `--recompute-modules` of Megatron-Core names them:
 the attention core, norms, up-projections of latent attention, the MLP, experts, and their activation."""
+OF_MODULES = tuple(mode for mode in RECOMPUTED if mode not in ("none", "selective", "full"))
+"""Modes that tools without a choice of modules do not have."""
 if TYPE_CHECKING:
     Recompute = str
 else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perfsim.base.dates import existed
-from perfsim.specs.layout import AXES, RECOMPUTED, ParallelLayout, written
+from perfsim.specs.layout import AXES, OF_MODULES, ParallelLayout, written
 
 Tool = Literal[
     "megatron", "zero-bubble", "deepspeed", "neox", "torchtitan", "llm-foundry", "maxtext", "modelzoo"
@@ -82,7 +82,6 @@ _ZERO_3 = {"zero_stage": (3,)}
 _FULL = {"recompute": ("full",)}
 _PARTS = ("selective", "mlp", "full")
 """Recompute of what a model's code puts into a checkpoint."""
-_MODULES = tuple(mode for mode in RECOMPUTED if mode not in ("none", "selective", "full"))
 _SEQUENCE = {"sequence_parallel": (True,)}
 _CPU = ("cpu",)
 _FSDP2_ON_CPU = {"offload_optimizer": _CPU, "offload_param": _CPU}
@@ -129,7 +128,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("zero_stage", _FSDP_FLAGS, *_FSDP, (2, 3), _ALONE),
             Runs("shard_group", "--num-distributed-optimizer-instances", *_CORE_0_10),
             Runs("layers_per_stage", "--pipeline-model-parallel-layout", *_CORE_0_13),
-            Runs("recompute", "--recompute-modules", *_CORE_0_13, _MODULES),
+            Runs("recompute", "--recompute-modules", *_CORE_0_13, OF_MODULES),
             Runs("context", "--context-parallel-size", *_CORE_0_5),
             Runs("context_exchange", "--cp-comm-type p2p", *_CORE_0_5, ("ring",)),
             Runs("context_exchange", "--cp-comm-type a2a", *_CORE_0_10, ("all_to_all",)),

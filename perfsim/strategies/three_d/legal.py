@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import passes_problem
 from perfsim.network import FatTree
-from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
+from perfsim.specs.layout import AXES, OF_MODULES, OFFLOADS, RECOMPUTED, ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES
@@ -204,7 +204,8 @@ def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     stages = layout.num_stages
     chunks = layout.virtual_pipeline
     schedule = SCHEDULES.get(layout.schedule)
-    if "latents" in layout.recompute and job.model.latent_attention is None:
+    needs_latents = layout.recompute in OF_MODULES and "mla_up_proj" in RECOMPUTED[layout.recompute]
+    if needs_latents and job.model.latent_attention is None:
         words = f"recompute {layout.recompute}: {job.model.name} has no latent attention"
         yield words, [{"recompute": "norms"}, {"recompute": "mlp"}]
     if layout.recompute_every < 1:

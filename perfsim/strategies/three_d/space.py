@@ -31,7 +31,7 @@ from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
-from perfsim.specs.layout import OFFLOADS, RECOMPUTED, ParallelLayout, Place, Recompute
+from perfsim.specs.layout import OF_MODULES, OFFLOADS, RECOMPUTED, ParallelLayout, Place, Recompute
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.specs.trainers import Limits
@@ -546,19 +546,12 @@ def with_module_recompute(job: Job, space: Columns) -> Columns:
     some = space.rows((space.recompute == MODES.index("full")) & (space.recompute_every == 1))
     latent = job.model.latent_attention is not None
     modes = [
-        number
-        for number, mode in enumerate(MODES)
-        if RECOMPUTED[mode] & _MODULES
-        and (latent or "mla_up_proj" not in RECOMPUTED[mode])
-        and mode != "full"
-        and _runs(job.runtime.searched, recompute=mode)
+        MODES.index(mode)
+        for mode in OF_MODULES
+        if (latent or "mla_up_proj" not in RECOMPUTED[mode]) and _runs(job.runtime.searched, recompute=mode)
     ]
     others = [replace(some, recompute=np.full_like(some.recompute, mode)) for mode in modes]
     return _joined([space, *others])
-
-
-_MODULES = {"layernorm", "mla_up_proj", "mlp"}
-"""Modules of which one at least is in every mode that is tried where nothing fits without recompute."""
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
