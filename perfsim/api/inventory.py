@@ -40,14 +40,11 @@ def names(kind: str) -> Rows:
 
     catalog = default_catalog()
     singular = SINGULAR[kind]
-    files = {
-        name: LocatedMapping.read(catalog.find(singular, name), singular, catalog).data
-        for name in catalog.names(singular)
-    }
-    return [
-        {"name": name, "description": str(data.get("description") or data.get("title") or "")}
-        for name, data in files.items()
-    ]
+    rows = []
+    for name in catalog.names(singular):
+        data = LocatedMapping.read(catalog.find(singular, name), singular, catalog).data
+        rows.append({"name": name, "description": str(data.get("description") or data.get("title") or "")})
+    return rows
 
 
 def entry(kind: str, name: str) -> Rows:

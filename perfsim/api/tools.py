@@ -36,6 +36,7 @@ from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained
 from perfsim.specs.model import TransformerConfig
+from perfsim.specs.prices import Prices
 from perfsim.studies import trials
 from perfsim.studies.comparisons import ComparisonSpec, compare
 from perfsim.studies.loading import SweepSpec, changed_study, load_study, load_sweep
@@ -165,6 +166,16 @@ def _unplaced(case: cases.StepCase | cases.ConvergenceCase, catalog: Catalog) ->
     return reasons.removeprefix(f"case {case.id}: ")
 
 
+def _prices(path: Path, catalog: Catalog) -> str:
+    prices: Prices = catalog.load("prices", str(path.resolve()))
+    # A system of one's own stands next to its price, and is known by the name of its file.
+    known = [*catalog.names("system"), *(other.stem for other in path.resolve().parent.glob("*.yaml"))]
+    place = LocatedMapping.read(path, "prices", catalog).problem
+    if wrong := [place(("machines", name), *words) for name, *words in prices.strangers(known)]:
+        raise CatalogError(wrong)
+    return prices.name
+
+
 def _measured(path: Path, catalog: Catalog) -> str:
     read = parse_file(path, MeasuredFile, catalog)
     place = LocatedMapping.read(path, "study", catalog).problem
@@ -181,6 +192,7 @@ _READERS: dict[str, Callable[[Path, Catalog], str]] = {
     "convergence": partial(_cases, cases.ConvergenceCase),
     "comparison": lambda path, catalog: within_floats(compare)(str(path), catalog).title,
     "measured": _measured,
+    "prices": _prices,
 }
 """For kinds outside the catalogue: reads a file with all that it names, and says in words what it holds."""
 
@@ -298,10 +310,8 @@ def validate(file: str | Path, catalog: Catalog | None = None) -> Validation:
     """
     if not isinstance(file, (str, Path)):
         raise InputError(f"validate: a path is expected, not {file!r}")
-    path = Path(file)
-    if not path.is_file():
-        raise InputError([Problem("there is no such file", file=str(path))])
-    return Validation(validate_file(path, catalog))
+    must_exist(Path(file))
+    return Validation(validate_file(Path(file), catalog))
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,25 +6,7 @@ only the differences; every value has a source or a reason why it is assumed.
 
 from __future__ import annotations
 
-from perfsim.catalog.catalog import (
-    PATH_VARIABLE,
-    Catalog,
-    Row,
-    Source,
-    data_root,
-    default_catalog,
-    parse_file,
-)
+from perfsim.catalog.catalog import Catalog, data_root, default_catalog, parse_file
 from perfsim.catalog.reader import KINDS, LocatedMapping
 
-__all__ = [
-    "KINDS",
-    "PATH_VARIABLE",
-    "Catalog",
-    "LocatedMapping",
-    "Row",
-    "Source",
-    "data_root",
-    "default_catalog",
-    "parse_file",
-]
+__all__ = ["KINDS", "Catalog", "LocatedMapping", "data_root", "default_catalog", "parse_file"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from pathlib import Path
@@ -17,7 +17,7 @@ from perfsim.base.text import did_you_mean, nearest
 from perfsim.catalog import reader
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.specs.calibration import Calibration, FrameworkCalibration
-from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec
+from perfsim.specs.hardware import DeviceSpec, SystemSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import Recipe
 
@@ -28,54 +28,22 @@ _SECTIONS = ("hardware", "workloads", "studies")
 """The folders of a root, each with its own register of sources."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _DescriptionsByName(Mapping[str, SpecT]):
-    """All descriptions of one kind, by name; a path of a YAML file is taken as well."""
-
-    catalog: Catalog
-    kind: str
-
-    def __getitem__(self, name_or_path: str) -> SpecT:
-        return cast(SpecT, self.catalog.load(self.kind, name_or_path))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.catalog.names(self.kind))
-
-    def __len__(self) -> int:
-        return len(self.catalog.names(self.kind))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.catalog.names(self.kind)
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} {self.kind}s: {', '.join(self)}>"
-
-
 class Catalog:
     """Descriptions by name; each file is read once.
 
-    `models`, `recipes`, `devices` and `systems` are mappings by name. `roots` are directories that hold
-    hardware/, workloads/ and studies/; an earlier root shadows files of the same name in later ones. Default:
-    those of PERFSIM_PATH, then perfsim's own.
+    `roots` are directories that hold hardware/, workloads/ and studies/; an earlier root shadows files of the
+    same name in later ones. Default: those of PERFSIM_PATH, then perfsim's own.
     """
 
     def __init__(self, roots: Sequence[Path] | None = None) -> None:
         folders = filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep))
         self.roots = tuple(roots) if roots is not None else (*map(Path, folders), data_root())
-        self.models: Mapping[str, TransformerConfig] = _DescriptionsByName(self, "model")
-        self.recipes: Mapping[str, Recipe] = _DescriptionsByName(self, "recipe")
-        self.devices: Mapping[str, DeviceSpec] = _DescriptionsByName(self, "device")
-        self.systems: Mapping[str, SystemSpec] = _DescriptionsByName(self, "system")
         self._specs: dict[tuple[str, Path], Any] = {}
         self._sources: dict[str, Source] | None = None
 
     def device(self, name_or_path: str) -> DeviceSpec:
         """A GPU or a wafer."""
         return cast(DeviceSpec, self.load("device", name_or_path))
-
-    def link(self, name_or_path: str) -> LinkSpec:
-        """A link."""
-        return cast(LinkSpec, self.load("link", name_or_path))
 
     def system(self, name_or_path: str, **changes: Any) -> SystemSpec:
         """A cluster; `changes` are as in `override`: `system("cs-2", software_release="r1.7")`."""
@@ -88,10 +56,6 @@ class Catalog:
     def recipe(self, name_or_path: str) -> Recipe:
         """A recipe."""
         return cast(Recipe, self.load("recipe", name_or_path))
-
-    def calibration(self, name_or_path: str) -> Calibration:
-        """Fitted constants."""
-        return cast(Calibration, self.load("calibration", name_or_path))
 
     def framework(self, name_or_path: str) -> FrameworkCalibration:
         """A training framework."""

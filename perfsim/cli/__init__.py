@@ -1,7 +1,4 @@
-"""The command line: verbs that parse, call and print. Everything heavy loads inside a verb.
-
-Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan, 4 stopped by a limit.
-"""
+"""The command line: verbs that parse, call and print. Everything heavy loads inside a verb."""
 
 from __future__ import annotations
 

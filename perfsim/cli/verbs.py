@@ -120,7 +120,7 @@ def _gemm(table: Path, device: str, like: str, source: str) -> list[Calibration]
     from perfsim.evidence.gemm_fit import gpu_calibration
 
     catalog = default_catalog()
-    base = catalog.calibration(like) if like else None
+    base = catalog.load("calibration", like) if like else None
     return [gpu_calibration(table, catalog.device(device), base, source=source)]
 
 
@@ -137,7 +137,7 @@ def _collective(tables: tuple[Path, ...], link: str, source: str) -> list[Calibr
     from perfsim.catalog import default_catalog
     from perfsim.evidence.collective_fit import link_calibration
 
-    return [link_calibration(tables, default_catalog().link(link), source=source)]
+    return [link_calibration(tables, default_catalog().load("link", link), source=source)]
 
 
 @_part("Fit host times and sustained ceilings to whole steps.", folder=True)
@@ -375,14 +375,6 @@ candidates:
 
 batch_sizes: auto
 sampling: {{tasks: 4}}             # matrix products of a step that are executed, as a check
-
-# Every value needs a source or a reason; these are yours.
-assumed:
-  model: my question
-  recipe: my question
-  candidates: my question
-  batch_sizes: each machine at its own best batch
-  sampling: a quick check
 """
 
 

@@ -141,7 +141,7 @@ def _of_newer_libraries(costs: GpuCosts) -> float:
 
 
 def _of_larger_memory(costs: GpuCosts) -> float:
-    larger = default_catalog().calibration(_LARGER_MEMORY)
+    larger = default_catalog().load("calibration", _LARGER_MEMORY)
     if not isinstance(larger, GpuCalibration) or costs.gpu.name != _SMALLER_MEMORY:
         return costs.gemm.sustained_fraction
     return larger.sustained_fraction / costs.gpu.sustained_fraction * costs.gemm.sustained_fraction

@@ -85,7 +85,7 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
     all-to-all of two, a broadcast from the all-gather, unless measured. Raises InputError for a bad table, a
     link between nodes, because tables are measured inside one, and without SciPy.
     """
-    systems = default_catalog().systems.values()
+    systems = map(default_catalog().system, default_catalog().names("system"))
     links = [[used.name for used in machine_of(system).links(system)] for system in systems]
     inside = sorted({name for names in links for name in names[:1]})
     if link.name not in inside and any(link.name in names for names in links):

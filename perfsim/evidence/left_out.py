@@ -12,13 +12,11 @@ A group of wafer logs is a model, whatever its batch and release. They are too f
 half-width of their 90 % band is Student's.
 
 The log error of a run is Student's t with a scale s(u) = sqrt(scale^2 + (growth u)^2), where u is the run's
-unlikeness to the most similar of the other families. Scale and growth are the maximum of the likelihood, so
-the scale holds the spread of families and the spread within them; the degrees of freedom are the number of
-families. A family of n runs has the weight sqrt(n), for its errors are neither independent nor all the same.
-The width is q s(u), where q is the quantile of |log error| / s(u) that holds 90 % of exchangeable new runs:
-the k-th smallest of n, k = 0.9 (n + 1), between two of them by interpolation (conformal prediction with
-normalised errors, Vovk et al. 2005). `perfsim.prediction.bands` has what follows for a plan. The scale is
-that of models without experts; a class of runs has a factor on it (`_of_classes`).
+unlikeness to the most similar of the other families. Scale and growth are the maximum of the likelihood, with
+as many degrees of freedom as families, each of n runs with the weight sqrt(n), for its errors are neither
+independent nor all the same. The width is q s(u), where q is the quantile of |log error| / s(u) that holds
+90 % of new runs (conformal prediction with normalised errors, Vovk et al. 2005). `perfsim.prediction.bands`
+has what follows for a plan, `_of_classes` the factor of a class of runs on the scale of dense models.
 """
 
 from __future__ import annotations
@@ -110,12 +108,6 @@ class LeavingOut:
     def rows(self) -> list[LeftOut]:
         """The groups, then all runs together."""
         return [*self.groups, LeftOut(ALL, "", self.runs)]
-
-    @property
-    def strictest(self) -> dict[str, dict[str, Any]]:
-        """The score of each family where whole families are left out, if they are, and of all runs."""
-        runs = self.whole or self.runs
-        return {**Scored.of_families(runs), ALL: Scored.scores(runs)}
 
     def widths(self, others: BandWidths | None = None, *, without: str = "") -> BandWidths:
         """The widths of bands that follow from the errors of the runs, but for the family of a group.

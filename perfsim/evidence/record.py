@@ -17,6 +17,7 @@ from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import CaseRows, StepCase, published_cases
 from perfsim.evidence.left_out import ALL, FEWEST_FAMILIES, LeavingOut
 from perfsim.evidence.production import production_record
+from perfsim.evidence.score import Scored
 from perfsim.prediction import bands
 from perfsim.prediction.bands import SHARDED, BandWidths, Reached, alone, recorded_errors
 from perfsim.prediction.question import Question
@@ -52,7 +53,8 @@ def record_of(
     for result in results:
         kind, strategy = KINDS[result["file"]]
         leaving = (outside or {}).get(result["file"])
-        held_out = {} if leaving is None else leaving.strictest
+        runs = () if leaving is None else leaving.whole or leaving.runs
+        held_out = {**Scored.of_families(runs), ALL: Scored.scores(runs)} if runs else {}
         # The traits of all families on a kind of system: those on record, and in their place the new ones.
         past = [entry for entry in recorded_errors() if entry["system_kind"] == kind]
         traits = {family["family"]: family for entry in past for family in entry["families"]}

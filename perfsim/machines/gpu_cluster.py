@@ -403,6 +403,7 @@ class GpuCluster(Machine):
         Rate("links inside a node", "node.scale_up.bandwidth", 0.2),
         Rate("the network between nodes", "node.nic.bandwidth", 0.3),
     )
+    unread = ("runtime.software_release",)
     recompute_modes = ("none", "selective", "full")
     default_strategy = "3d"
 

@@ -199,6 +199,10 @@ class Machine(ABC):
         Rate("device memory", "device.memory.bandwidth", 0.1),
     )
     """Rates that may explain a measured step, on machines of every kind."""
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Paths of a question on which nothing of an answer depends."""
+    unread_without_host: ClassVar[tuple[str, ...]] = ()
+    """More of these on systems without a host."""
     recompute_modes: ClassVar[tuple[Recompute, ...]] = ()
     """Modes of recomputation that any of its layouts may have."""
     more: ClassVar[str] = "more devices"
@@ -231,6 +235,11 @@ class Machine(ABC):
     def has_host(self, system: SystemSpec) -> bool:
         """Whether a host launches the kernels, so that the constants of a framework are in the prices."""
         return isinstance(system.device.calibration, GpuCalibration)
+
+    def reads(self, system: SystemSpec, path: str) -> bool:
+        """Whether an answer on a system depends on the value at a path of a question."""
+        unread = self.unread + (() if self.has_host(system) else self.unread_without_host)
+        return not any(f"{path}.".startswith(f"{name}.") for name in unread)
 
     def releases(self, _system: Any, _recipe: Recipe, /) -> tuple[str, str] | None:
         """The software release of a system, and the measured one whose speed is used.

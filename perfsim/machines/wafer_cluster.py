@@ -20,7 +20,7 @@ from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import Job, Recipe
+from perfsim.specs.recipe import RUNTIME_FIELDS, Job, Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.passes import StreamingPlan
@@ -210,6 +210,12 @@ class WaferCluster(Machine):
         Rate("links of MemoryX", "memoryx.server.bandwidth", 0.2),
         Rate("links of SwarmX", "swarmx.bandwidth", 0.2),
         Rate("flash of MemoryX", "memoryx.server.flash.bandwidth", 0.4),
+    )
+    unread = ("memory_limit", "runs_on")
+    unread_without_host = (
+        *(f"runtime.{name}" for name in RUNTIME_FIELDS if name not in ("line", "tool", "software_release")),
+        *(f"recipe.{name}" for name in ("recompute", "kernels", "reduce_precision")),
+        *(f"recipe.{name}" for name in ("routing", "routing_spread", "expert_capacity")),
     )
     default_strategy = "weight-streaming"
 

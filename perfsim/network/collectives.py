@@ -309,7 +309,8 @@ class CollectiveModel:
         bridge_bytes_per_s = self._network.partial_node_rank_bytes_per_s
         is_even = group.most_per_node == group.fewest_per_node
         whole = is_even and group.most_per_node in (1, self.node.devices)
-        if bridge_bytes_per_s is not None and self.node.has_shared_nics and not whole:
+        shares_nics = self.node.devices_share_nics or self.node.nics < self.node.devices
+        if bridge_bytes_per_s is not None and shares_nics and not whole:
             bus_bytes_per_s = min(bus_bytes_per_s, bridge_bytes_per_s * group.fewest_per_node)
         s_per_byte = sent / bus_bytes_per_s
         if group.most_per_node > 1:

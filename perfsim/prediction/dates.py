@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perfsim.base.dates import LATEST, existed
+from perfsim.base.dates import LATEST, existed, months_apart
 from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.catalog import default_catalog
 from perfsim.machines import machine_of
@@ -21,6 +21,10 @@ from perfsim.specs.runtime import Runtime
 if TYPE_CHECKING:
     from perfsim.prediction.question import Question
     from perfsim.specs.hardware import SystemSpec
+
+
+FAR = 12
+"""Months after the newest date of a machine from which on a day is warned of."""
 
 
 def runtime_on(question: Question) -> Runtime:
@@ -131,4 +135,9 @@ def date_caveats(question: Question) -> list[Caveat]:
         words += f"; its newest part is {newest.name} of {newest.date or 'no known date'}"
     if recalled := [part.name for part in (*parts, software) if part.recalled]:
         words += f"; dates recalled, without a source: {', '.join(recalled)}"
+    framework = question.ran_by.framework
+    known = max(framework.date or "" if framework else "", *(part.date for part in (*parts, software)))
+    if question.as_of != LATEST and question.as_of > known and months_apart(known, question.as_of) > FAR:
+        words += f"; nothing of this machine is known after {known}: the answer lacks what came since"
+        return [Caveat("as-of", "warning", words)]
     return [Caveat.of("as-of", words)]

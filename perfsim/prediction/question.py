@@ -6,7 +6,7 @@ Nothing heavy is imported before a question is asked, since `perfsim --help` rea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from perfsim.base.dates import LATEST, check_day
 from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.text import did_you_mean
-from perfsim.specs.trainers import ANY, Tool
+from perfsim.specs.trainers import ANY, ON_GPUS
 
 if TYPE_CHECKING:
     from perfsim.catalog import Catalog
@@ -194,7 +194,7 @@ class Question:
         "Plan what this tool runs, as it was when the runtime was measured; any: all that can be simulated.",
         default=None,
         usual="the runtime's own tool",
-        choices=(*get_args(Tool), ANY),
+        choices=(*ON_GPUS, ANY),
         example="TOOL",
     )
     rank: Rank = _asked(
@@ -285,13 +285,18 @@ class Question:
     def ran_by(self) -> Runtime:
         """What runs it: the given runtime, else the recipe's; with a day the newest that existed.
 
-        Raises InputError for a day on which a part of its machine did not exist.
+        Raises InputError for a day on which a part of its machine did not exist, and for a tool that does not
+        train on such machines.
         """
-        if not self.as_of:
-            return self.runtime or self.recipe.runtime
-        from perfsim.prediction.dates import runtime_on
+        runtime = self.runtime or self.recipe.runtime
+        if self.as_of:
+            from perfsim.prediction.dates import runtime_on
 
-        return runtime_on(self)
+            runtime = runtime_on(self)
+        tool = self.runs_on or runtime.tool
+        if tool in ON_GPUS and not self.machine.reads(self.system, "runs_on"):
+            raise InputError(f"runs_on: {tool} does not train on {self.system.name}, a {self.system.kind}")
+        return runtime.model_copy(update={"tool": tool}) if self.runs_on else runtime
 
     @property
     def job(self) -> Job:
@@ -299,10 +304,7 @@ class Question:
         from perfsim.specs.recipe import Job
 
         batch = self.batch or self.recipe.batch_over(self.devices) or DEFAULT_BATCH_PER_DEVICE * self.devices
-        runtime = self.ran_by
-        if self.runs_on:
-            runtime = runtime.model_copy(update={"tool": self.runs_on})
-        recipe = self.recipe.model_copy(update={"runtime": runtime})
+        recipe = self.recipe.model_copy(update={"runtime": self.ran_by})
         return Job(self.model, recipe, batch)
 
     @property
@@ -327,12 +329,7 @@ class Question:
         return question
 
     def check(self) -> Question:
-        """Make all checks that need no planning. Raises InputError.
-
-        It refuses values of a wrong type or outside their range, a strategy of another kind of system, a
-        number of devices that the system cannot have, a cluster calibration of another device, and a device
-        without the constants that prices need.
-        """
+        """Make all checks of values and of the system that need no planning. Raises InputError."""
         problems = list(self._wrong_objects())
         for entry in ASKED.values():
             problems += entry.wrong(getattr(self, entry.field))
@@ -366,6 +363,10 @@ class Question:
                 f"{self.system.name} is built of {self.system.device.name}",
                 help="measure steps on this machine, or omit the calibration",
             )
+        clock = self.wall_clock
+        if clock is not None and clock.system_kind not in (None, self.system.kind):
+            said = f"wall clock {clock.name} is of a {clock.system_kind}; {self.system.name} is a"
+            yield Problem(f"{said} {self.system.kind}", help="perfsim show wall_clocks lists all")
         layout_type = self.machine.layout_type
         if not isinstance(self.layout, str | None | layout_type):
             yield Problem(
@@ -424,6 +425,7 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     if isinstance(perturbed := values.get("perturbations"), str):
         values["perturbations"] = parse_perturbations(perturbed)
     question = Question(**values)
+    _check_read(question, [path for path in given if "." in path or path in whole])
     for root, changes in changes_by_root(given).items():
         changed = catalog.override_part(root, getattr(question, known[root].field), changes)
         question = replace(question, **{known[root].field: changed})
@@ -485,6 +487,19 @@ def _check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
         raise InputError(problems)
 
 
+def _check_read(question: Question, paths: Iterable[str]) -> None:
+    """Refuse paths on which nothing of the answer depends."""
+    system = question.system
+    machine = question.machine
+    runtime = question.runtime
+    # Of a runtime as a whole, what a release does not change is its framework.
+    inside = {"runtime": "runtime.framework"} if runtime and not runtime.software_release else {}
+    unread = [path for path in paths if not machine.reads(system, inside.get(path, path))]
+    if unread:
+        said = f"changes nothing on {system.name}, a {system.kind}"
+        raise InputError([Problem(f"{path} {said}", help="omit it") for path in unread])
+
+
 _MOVED = {"recipe.runtime": "runtime", "energy": "prices", "currency": "prices.currency"}
 """Where a value stands that people look for elsewhere."""
 
@@ -508,7 +523,7 @@ def described(given: Any, kind: str, catalog: Catalog) -> Any:
 
             return model_named(str(given), catalog)
         return catalog.load(kind, str(given))
-    expected = f"give a name of the catalogue, the path of a YAML file, or an object (Catalog().{kind}s[...])"
+    expected = "give a name of the catalogue, the path of a YAML file, or an object of Catalog()"
     raise InputError([Problem(f"{kind}: {type(given).__name__} is not {base.__name__}", help=expected)])
 
 

@@ -48,15 +48,6 @@ INTEGERS = 3
 """Exact operands are integers from -INTEGERS to INTEGERS, so that sums over a million products are exact."""
 SAME = 1e-9
 """Relative difference up to which FLOPs are equal."""
-BITS: Mapping[str, int] = {
-    "fp32": 24,
-    "tf32": 11,
-    "fp16": 11,
-    "bf16": 8,
-    **dict.fromkeys(("fp8", "fp8_rowwise", "fp8_block", "mxfp8"), 4),
-    **dict.fromkeys(("nvfp4", "mxfp4"), 2),
-}
-"""Bits of the significand of an operand, the leading one counted."""
 
 
 class SamplingSpec(Spec):
@@ -516,7 +507,7 @@ def verify(graph: TaskGraph, job: Job, layout: Layout, spec: SamplingSpec) -> Sa
         # Under a narrow precision some operands have 16 bits or more.
         wide = "fp32" if shard.kernel.element_bytes > 2.0 else "bf16"
         usual = wide if PRECISIONS[job.recipe.precision].is_narrow else job.recipe.precision
-        bits = BITS[shard.kernel.precision or usual]
+        bits = PRECISIONS[shard.kernel.precision or usual].bits
         results.append(_executed(shard, shapes.get((shard.name, first), shard.whole), bits, rng))
     worst = max(results, key=lambda result: result.closeness)
     failed += [f"{result.shard.words} came out wrong" for result in results if not result.closeness <= 1.0]

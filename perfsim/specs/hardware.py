@@ -186,11 +186,6 @@ class NodeSpec(Spec):
         return self.model_copy(update={"devices": used, "nics": nics // self.devices})
 
     @property
-    def has_shared_nics(self) -> bool:
-        """Whether several devices share a NIC."""
-        return self.devices_share_nics or self.nics < self.devices
-
-    @property
     def inter_node_bytes_per_s(self) -> float:
         """Bandwidth of all NICs of the node, one direction."""
         return self.nics * self.nic.bandwidth

@@ -78,7 +78,6 @@ class PerturbationSpec(Spec):
         return ", ".join([*parts, f"seed {self.seed}"])
 
 
-EXAMPLE = "straggler=1.3@rank5,jitter=0.02,seed=1"
 _PLAIN = {"jitter": float, "seed": int, "draws": int}
 _SEVERAL = ("straggler", "slow", "dead")
 """Keys that may be repeated, for different ranks or links."""
@@ -87,7 +86,7 @@ _EXAMPLES = {
     "step-straggler": "step-straggler=1.3@0.01",
     "slow": "slow=0.5@leaf0-spine3",
     "dead": "dead=leaf0-spine3",
-    **dict.fromkeys(_PLAIN, EXAMPLE),
+    **dict.fromkeys(_PLAIN, "straggler=1.3@rank5,jitter=0.02,seed=1"),
 }
 
 

@@ -13,6 +13,8 @@ class _Precision:
 
     bytes: float
     """Of a number in memory and on the wire, with its share of the scales."""
+    bits: int
+    """Of the significand, the leading one counted."""
     peak_of: str | None
     """The precision at whose datasheet peak its products run; None: it has a peak of its own."""
     stand_ins: tuple[str, ...]
@@ -36,35 +38,35 @@ class _Precision:
         return self.bytes == 2.0
 
 
-def _wide(n_bytes: float) -> _Precision:
-    return _Precision(bytes=n_bytes, peak_of=None, stand_ins=(), cast_reads_bytes=2.0)
+def _wide(n_bytes: float, bits: int) -> _Precision:
+    return _Precision(bytes=n_bytes, bits=bits, peak_of=None, stand_ins=(), cast_reads_bytes=2.0)
 
 
 PRECISIONS: Mapping[str, _Precision] = {
-    "fp32": _wide(4.0),
-    "tf32": _wide(4.0),
-    "fp16": _wide(2.0),
-    "bf16": _wide(2.0),
+    "fp32": _wide(4.0, 24),
+    "tf32": _wide(4.0, 11),
+    "fp16": _wide(2.0, 11),
+    "bf16": _wide(2.0, 8),
     # One scale for a tensor, known from earlier steps.
-    "fp8": _Precision(bytes=1.0, peak_of=None, stand_ins=("fp8_block",), cast_reads_bytes=2.0),
+    "fp8": _Precision(bytes=1.0, bits=4, peak_of=None, stand_ins=("fp8_block",), cast_reads_bytes=2.0),
     # One scale for a row. Rows and columns are scaled and written in separate passes, each with a search.
     "fp8_rowwise": _Precision(
-        bytes=1.0, peak_of="fp8", stand_ins=("fp8", "fp8_block"), cast_reads_bytes=8.0, cast_passes=2
+        bytes=1.0, bits=4, peak_of="fp8", stand_ins=("fp8", "fp8_block"), cast_reads_bytes=8.0, cast_passes=2
     ),
     # One scale for 128 numbers.
     "fp8_block": _Precision(
-        bytes=1.0 + 1 / 32, peak_of="fp8", stand_ins=("mxfp8", "fp8"), cast_reads_bytes=2.0
+        bytes=1.0 + 1 / 32, bits=4, peak_of="fp8", stand_ins=("mxfp8", "fp8"), cast_reads_bytes=2.0
     ),
     # One scale for 32 numbers.
     "mxfp8": _Precision(
-        bytes=1.0 + 1 / 32, peak_of="fp8", stand_ins=("fp8_block", "fp8"), cast_reads_bytes=2.0
+        bytes=1.0 + 1 / 32, bits=4, peak_of="fp8", stand_ins=("fp8_block", "fp8"), cast_reads_bytes=2.0
     ),
     # One scale for 16 numbers, found by reading them once more.
     "nvfp4": _Precision(
-        bytes=0.5 + 1 / 16, peak_of=None, stand_ins=("mxfp4", "fp8_block"), cast_reads_bytes=4.0
+        bytes=0.5 + 1 / 16, bits=2, peak_of=None, stand_ins=("mxfp4", "fp8_block"), cast_reads_bytes=4.0
     ),
     "mxfp4": _Precision(
-        bytes=0.5 + 1 / 32, peak_of=None, stand_ins=("nvfp4", "fp8_block"), cast_reads_bytes=2.0
+        bytes=0.5 + 1 / 32, bits=2, peak_of=None, stand_ins=("nvfp4", "fp8_block"), cast_reads_bytes=2.0
     ),
 }
 

@@ -237,6 +237,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
     ),
     "modelzoo": _Trainer("Cerebras Model Zoo", "Cerebras/modelzoo"),
 }
+ON_GPUS = tuple(tool for tool, trainer in TRAINERS.items() if trainer.rows)
 
 
 @dataclass(frozen=True, slots=True)

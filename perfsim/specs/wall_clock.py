@@ -95,6 +95,8 @@ class CheckpointTier(Spec):
 class WallClockSpec(CatalogSpec):
     """Waiting times of a run on one kind of machine besides its steps; an absent part is zero."""
 
+    system_kind: str | None = None
+    """The kind of system whose waits these are; None: of any."""
     queue: SecondsRange | None = None
     """Until the machine is free."""
     compile: SecondsRange | None = None

@@ -21,7 +21,7 @@ from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file, reader
 from perfsim.catalog.catalog import complaints_of
 from perfsim.catalog.yaml_tree import Mark, Node
-from perfsim.machines import build_topology
+from perfsim.machines import build_topology, machine_of
 from perfsim.network import nearest_link
 from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import changes_by_root, misplaced, priced_part
@@ -154,6 +154,8 @@ def _wrong_values(
         if not candidates:
             return []
         candidate = max(candidates, key=lambda known: reached(known.system, inner)[0])
+    if problem := _unread(axis.path, candidates):
+        return [axis.problem(problem.message, problem.help)]
     owner, path = owner_of(study, candidate, axis.path)
     count, record, index, _ = reached(owner, path)
     parts = path.split(".")
@@ -211,9 +213,12 @@ def owner_of(study: StudySpec, candidate: CandidateSpec, path: str) -> tuple[Bas
 
 
 def suits(path: str, candidate: CandidateSpec) -> bool:
-    """Whether a candidate has the field at a path; only what lies inside systems differs between them."""
+    """Whether a candidate has the field at a path, and its machine reads it."""
+    system = candidate.system
     root, _, inner = path.partition(".")
-    return root != "system" or not inner or reached(candidate.system, inner)[0] == inner.count(".") + 1
+    if root == "system" and inner:
+        return reached(system, inner)[0] == inner.count(".") + 1
+    return machine_of(system).reads(system, path)
 
 
 def _must_suit(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Axis) -> None:
@@ -350,13 +355,18 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
         if root not in known or misplaced(path):
             help_text = misplaced(path) or did_you_mean(root, known)
             problems.append(Problem(f"{path}={value}: `{root}` cannot be changed", help=help_text))
+        elif problem := _unread(path, study.candidates):
+            problems.append(problem)
     if problems:
         raise InputError(problems)
     changer = Changer(catalog)
     of_study = {path: value for path, value in changes.items() if not of_candidate(path)}
     changed = changer.study(study, of_study)
     whole = {path: value for path, value in changes.items() if of_candidate(path) and "." not in path}
-    candidates = [changer.candidate(changed, candidate, whole) for candidate in study.candidates]
+    candidates = [
+        changer.candidate(changed, known, {path: whole[path] for path in whole if suits(path, known)})
+        for known in study.candidates
+    ]
     for path, value in changes.items():
         if of_candidate(path) and "." in path:
             fits = [suits(path, candidate) for candidate in candidates]
@@ -365,6 +375,14 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
                 for known, suited in zip(candidates, fits, strict=True)
             ]
     return changed.model_copy(update={"candidates": tuple(candidates)})
+
+
+def _unread(path: str, candidates: Sequence[CandidateSpec]) -> Problem | None:
+    """The problem of a path that no candidate's machine reads."""
+    systems = dict.fromkeys(candidate.system.name for candidate in candidates)
+    if not systems or any(machine_of(known.system).reads(known.system, path) for known in candidates):
+        return None
+    return Problem(f"{path} changes nothing on {' or '.join(systems)}", help="omit it")
 
 
 def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] = ()) -> StudySpec:
@@ -382,6 +400,8 @@ def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] =
     candidates = tuple(
         own.model_copy(update={"price": given.get(own.system.name, own.price)}) for own in study.candidates
     )
+    if wrong := list(_wrong_prices(study, study.candidates, Node(Mark(""), {}))):
+        raise InputError(wrong)
     every = study.prices.model_copy(update={"machines": study.prices.machines | given})
     return study.model_copy(update={"candidates": candidates, "prices": every})
 
@@ -517,15 +537,13 @@ def load_sweep(
     catalog = _StudyCatalog((catalog or default_catalog()).roots)
     mapping = _must_be("sweep", catalog.find("study", name_or_path), catalog)
     spec = parse_file(mapping.path, SweepSpec, catalog)
-    given = chain(spec.study.candidates, *(part.candidates for part in (spec.grid, *spec.variants.values())))
-    if wrong := list(_wrong_prices(mapping.node.mapping["study"], given, catalog)):
-        raise CatalogError(wrong)
     if spec.study.as_of == EQUAL:  # one day for the candidates of a study; a grid has others
         spec = spec.model_copy(update={"study": spec.study.model_copy(update={"as_of": ""})})
 
     def changed(part: GridSpec) -> Any:
         study = spec.study.model_copy(update={"candidates": part.candidates})
         own = {path: value for path, value in (changes or {}).items() if of_candidate(path)}
+        own = {path: value for path, value in own.items() if not _unread(path, part.candidates)}
         return part.model_copy(update={"candidates": changed_study(study, own, catalog).candidates})
 
     if changes:
@@ -535,6 +553,9 @@ def load_sweep(
             "variants": {name: changed(variant) for name, variant in spec.variants.items()},
         }
         spec = spec.model_copy(update=parts)
+    given = chain(spec.study.candidates, *(part.candidates for part in (spec.grid, *spec.variants.values())))
+    if wrong := list(_wrong_prices(spec.study, given, mapping.node.mapping["study"])):
+        raise CatalogError(wrong)
     return Sweep(spec, _expand(spec, mapping, catalog), name_or_path)
 
 
@@ -569,19 +590,20 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     mapping = _must_be("study", catalog.find("study", name_or_path), catalog)
     study = parse_file(mapping.path, StudySpec, catalog)
     _check_target(study, mapping)
-    wrong = [*_wrong_prices(mapping.node, study.candidates, catalog), *_wrong_machines(study, mapping)]
+    wrong = [*_wrong_prices(study, study.candidates, mapping.node), *_wrong_machines(study, mapping)]
+    for name in ("runs_on", "memory_limit"):
+        if name in mapping.node.mapping and (problem := _unread(name, study.candidates)):
+            wrong += reader.placed([problem], mapping.node.mark_at((name,), of_key=True))
     if wrong := wrong or list(_wrong_links(study, mapping)):
         raise CatalogError(reader.in_order(wrong))
     return study
 
 
-def _wrong_prices(study: Node, candidates: Iterable[CandidateSpec], catalog: Catalog) -> Iterator[Problem]:
-    """Prices that a study writes for machines that are neither its own nor of the catalogue."""
-    known = dict.fromkeys([*(own.system.name for own in candidates), *catalog.names("system")])
-    machines = study.mapping.get("prices", study).child("machines")
-    for name, mark in (machines.keys if machines else {}).items():
-        if name not in known:
-            yield mark.problem(f"prices: unknown system `{name}`", did_you_mean(str(name), known))
+def _wrong_prices(study: StudySpec, candidates: Iterable[CandidateSpec], node: Node) -> Iterator[Problem]:
+    """Prices of machines that are neither the study's own nor of the catalogue, at their place in it."""
+    known = [*(own.system.name for own in candidates), *default_catalog().names("system")]
+    for name, *words in study.prices.strangers(known):
+        yield node.mark_at(("prices", "machines", name), of_key=True).problem(*words)
 
 
 def _wrong_machines(study: StudySpec, mapping: LocatedMapping) -> Iterator[Problem]:

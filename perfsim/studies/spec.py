@@ -412,12 +412,14 @@ class Point:
     def question(self) -> Question:
         """What the study asks of the candidate; the batch is open."""
         said: dict[str, Any] = {}
+        system = self.candidate.system
         for asked in ASKED.values():
             name = CALLED.get(asked.name, asked.field)
-            owners = [part for part in (self.candidate, self.study) if name in type(part).model_fields]
-            if "study" in asked.by and owners:
-                given = (getattr(owner, name) for owner in owners)
-                said[asked.field] = next((value for value in given if value is not None), None)
+            value = getattr(self.candidate, name, None)
+            if value is None and machine_of(system).reads(system, asked.name):
+                value = getattr(self.study, name, None)
+            if "study" in asked.by and value is not None:
+                said[asked.field] = value
         # A study tries several batches, and disturbs the best one afterwards.
         return Question(**said | {"devices": self.num_devices, "batch": None, "perturbations": None})
 

@@ -18,7 +18,7 @@ from perfsim import Catalog, PerfsimError, Study
 def main() -> float:
     answer = ps.study("gpt3_20b", compare=["3d"])
     fields = ps.study({"extends": "gpt3_20b", "batch_sizes": [64]})
-    step = ps.predict(model=Catalog().models["gpt3_20b"].with_(num_layers=48), system="cs-2", devices=4)
+    step = ps.predict(model=Catalog().model("gpt3_20b").with_(num_layers=48), system="cs-2", devices=4)
     try:
         points = ps.sweep("capacity_20b").points
     except PerfsimError as error:

@@ -85,7 +85,7 @@ def plans(draw: st.DrawFn, name: str) -> Plan:
     model = draw(st.sampled_from(models))
     layout = draw(layouts(name, experts=catalog.model(model).experts is not None))
     bucket = draw(st.sampled_from([None, "25 MB"]))
-    recipe = catalog.recipes["gpt3_pretraining"].with_(
+    recipe = catalog.recipe("gpt3_pretraining").with_(
         optimizer=draw(st.sampled_from(optimizers)),
         precision=draw(st.sampled_from(precisions)),
         dropout=draw(st.booleans()),
@@ -179,7 +179,7 @@ def test_a_plan_is_read_back_but_for_its_gaps(name: str, data: st.DataObject) ->
     st.sampled_from(["bf16", "fp16"]),
 )
 def test_a_plan_for_wafers_is_read_back(model: str, systems: int, micro: int, precision: str) -> None:
-    recipe = default_catalog().recipes["gpt3_pretraining"].with_(precision=precision, dropout=False)
+    recipe = default_catalog().recipe("gpt3_pretraining").with_(precision=precision, dropout=False)
     plan = planned(f"mbs={micro}", model=model, recipe=recipe, system="cs-2", devices=systems)
     reading, lacking = read_back("modelzoo", plan)
     assert reading.layout is not None

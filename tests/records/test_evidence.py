@@ -45,8 +45,8 @@ from perfsim.testing.toys import published_run
 
 Recorded = Callable[..., None]
 CATALOG = default_catalog()
-A100 = cast(GpuCalibration, CATALOG.calibration("a100-sxm4"))
-NVLINK3 = cast(CollectiveCalibration, CATALOG.calibration("nvlink3"))
+A100 = cast(GpuCalibration, CATALOG.load("calibration", "a100-sxm4"))
+NVLINK3 = cast(CollectiveCalibration, CATALOG.load("calibration", "nvlink3"))
 PEAK = {"bf16": 200e12, "fp8": 400e12}
 DEVICE = DeviceSpec(
     name="some-gpu",

@@ -11,7 +11,7 @@ from perfsim.catalog.reader import values
 from perfsim.specs.calibration import Calibration
 
 CATALOG = Catalog([data_root()])
-STRUCTURE = ("kind", "calibration", "chip", "framework", "launcher", "tool")
+STRUCTURE = ("kind", "calibration", "chip", "framework", "launcher", "tool", "system_kind")
 """Keys for what a description is and which fit it uses: not facts, so they need no source."""
 DESCRIBED = [kind for kind in KINDS if kind not in ("study", "calibration", "framework")]
 ENTRIES = [(kind, name) for kind in DESCRIBED for name in CATALOG.names(kind)]
@@ -58,7 +58,7 @@ def test_every_constant_has_a_source_or_a_reason_or_a_fit_that_determines_it(
 
 @pytest.mark.parametrize(("link", "rate"), [("nvlink3", 300e9), ("nvlink4", 450e9)])
 def test_a_bandwidth_at_the_line_rate_is_said_to_be_the_links(link: str, rate: float) -> None:
-    calibration = CATALOG.calibration(link)
+    calibration = CATALOG.load("calibration", link)
     fitted = {path for path in calibration.constants() if path.startswith(tuple(calibration.fit))}
     at_rate = [path for path in fitted if calibration.constants()[path] == rate]
     assert at_rate

@@ -27,13 +27,13 @@ def prediction() -> ps.Prediction:
 def test_objects_and_changed_models_stand_in_place_of_names(prediction: ps.Prediction) -> None:
     catalog = ps.Catalog()
     objects = {
-        "model": catalog.models["gpt3_xl"],
-        "system": catalog.systems["dgx-a100-80gb"],
-        "recipe": catalog.recipes["gpt3_pretraining"],
+        "model": catalog.model("gpt3_xl"),
+        "system": catalog.system("dgx-a100-80gb"),
+        "recipe": catalog.recipe("gpt3_pretraining"),
         "layout": ParallelLayout(tensor=2, pipeline=2, data=2),
     }
     assert ps.predict(**ASKED | objects).step_time_s == prediction.step_time_s
-    model = catalog.models["gpt3_xl"].with_(num_layers=48)
+    model = catalog.model("gpt3_xl").with_(num_layers=48)
     assert (model.name, model.assumed["num_layers"]) == ("gpt3_xl with num_layers=48", "set in Python")
     deeper = ps.predict(**ASKED | {"model": model})
     assert 1.7 < deeper.step_time_s / prediction.step_time_s < 2.1
@@ -42,11 +42,11 @@ def test_objects_and_changed_models_stand_in_place_of_names(prediction: ps.Predi
 
 def test_a_field_that_there_is_not_is_refused_with_the_nearest() -> None:
     with pytest.raises(ps.PerfsimError, match="did you mean `num_layers`") as refused:
-        ps.Catalog().models["gpt3_xl"].with_(num_layer=48)
+        ps.Catalog().model("gpt3_xl").with_(num_layer=48)
     assert len(refused.value.problems) == 1
     with pytest.raises(ps.PerfsimError, match="num_layers"):
-        ps.Catalog().models["gpt3_xl"].with_(num_layers=-1)
-    device = ps.Catalog().devices["a100-sxm4-80gb"].with_(**{"memory.capacity": "96 GiB"})
+        ps.Catalog().model("gpt3_xl").with_(num_layers=-1)
+    device = ps.Catalog().device("a100-sxm4-80gb").with_(**{"memory.capacity": "96 GiB"})
     assert device.memory.capacity == 96 * 2**30, "a path with dots changes what lies deeper"
 
 
@@ -80,8 +80,8 @@ def test_without_a_strategy_the_systems_own_is_taken(prediction: ps.Prediction) 
     ("change", "said"),
     [
         ({"model": 3}, "model: int is not TransformerConfig"),
-        ({"model": ps.Catalog().systems["cs-2"]}, "model: WaferClusterSpec is not TransformerConfig"),
-        ({"system": ps.Catalog().models["gpt3_xl"]}, "system: TransformerConfig is not SystemSpec"),
+        ({"model": ps.Catalog().system("cs-2")}, "model: WaferClusterSpec is not TransformerConfig"),
+        ({"system": ps.Catalog().model("gpt3_xl")}, "system: TransformerConfig is not SystemSpec"),
         ({"devices": "8"}, "devices: '8' is not a whole number"),
         ({"devices": True}, "devices: True is not a whole number"),
         ({"batch": 0}, "batch: 0 is not a whole number from 1"),
@@ -125,16 +125,16 @@ def test_a_device_and_a_model_are_files_alone(tmp_path: Path) -> None:
 # The recipe of a question that names none: that of the model's age, printed with the answer.
 
 CATALOG = ps.Catalog()
-LLAMA = CATALOG.models["llama2_70b"]
+LLAMA = CATALOG.model("llama2_70b")
 
 
 @pytest.mark.parametrize(
     ("model", "given", "recipe", "tokens"),
     [
-        *((CATALOG.models[name], None, "llm_2021", 2048) for name in ("gpt3_175b", "llama_65b")),
-        (CATALOG.models["bert_large"], None, "llm_2021", 512),
+        *((CATALOG.model(name), None, "llm_2021", 2048) for name in ("gpt3_175b", "llama_65b")),
+        (CATALOG.model("bert_large"), None, "llm_2021", 512),
         (LLAMA, None, "llm_2024", 4096),
-        *((CATALOG.models[name], None, "llm_2024", 8192) for name in ("llama31_70b", "mixtral_8x7b")),
+        *((CATALOG.model(name), None, "llm_2024", 8192) for name in ("llama31_70b", "mixtral_8x7b")),
         (LLAMA.model_copy(update={"released": None}), None, "llm_2024", 4096),
         (LLAMA, "llm_2024", "llm_2024", 4096),
         (LLAMA, "gpt3_pretraining", "gpt3_pretraining", 2048),
@@ -176,7 +176,7 @@ def test_device_month_precision_and_sharding_choose_the_runtime_unless_one_is_na
 
 
 def test_every_model_of_the_catalogue_says_when_it_was_published() -> None:
-    assert [model.name for model in CATALOG.models.values() if model.released is None] == []
+    assert [name for name in CATALOG.names("model") if CATALOG.model(name).released is None] == []
 
 
 def test_a_run_says_what_it_trains() -> None:

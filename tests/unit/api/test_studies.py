@@ -46,7 +46,7 @@ def test_a_candidate_is_named_as_people_write_it(answer: ps.StudyAnswer, name: s
 def test_a_study_may_extend_another_and_be_changed(answer: ps.StudyAnswer) -> None:
     fields = {**STUDY, "candidates": STUDY["candidates"][:1]}
     extending = {"extends": "gpt3_20b", **fields}
-    with_an_object = {**fields, "model": ps.Catalog().models["cerebras_gpt_111m"]}
+    with_an_object = {**fields, "model": ps.Catalog().model("cerebras_gpt_111m")}
     for study in (extending, with_an_object):
         assert ps.study(study).candidates[0].step_time_s == answer.candidates[0].step_time_s
 
@@ -80,7 +80,7 @@ def test_a_notebook_shows_verdict_and_caveats_name_their_machines(answer: ps.Stu
     shown = answer._repr_html_()
     assert answer.verdict in shown
     assert shown.count("<tr>") == 1 + len(answer.candidates)
-    hostile = ps.study({**STUDY, "model": ps.Catalog().models["cerebras_gpt_111m"].with_(name="<b>x</b>")})
+    hostile = ps.study({**STUDY, "model": ps.Catalog().model("cerebras_gpt_111m").with_(name="<b>x</b>")})
     assert "<b>" not in hostile._repr_html_()
     edge = next(caveat for caveat in answer.caveats if caveat.code == "batch-at-edge")
     assert edge.systems == ("dgx-a100-80gb", "cs-2")

@@ -10,16 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from perfsim.base.errors import CatalogError, Problem
-from perfsim.catalog import (
-    KINDS,
-    Catalog,
-    LocatedMapping,
-    Row,
-    data_root,
-    default_catalog,
-    parse_file,
-    yaml_tree,
-)
+from perfsim.catalog import KINDS, Catalog, LocatedMapping, data_root, default_catalog, parse_file, yaml_tree
+from perfsim.catalog.catalog import Row
 from perfsim.catalog.yaml_tree import Node
 from perfsim.specs.hardware import GpuClusterSpec, WaferClusterSpec
 from perfsim.specs.model import TransformerConfig

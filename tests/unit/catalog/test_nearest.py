@@ -74,7 +74,7 @@ def test_rates_of_a_borrowed_link_are_scaled_by_its_bandwidth(tmp_path: Path) ->
     system = Catalog().system(str(from_the_tutorial(tmp_path)))
     assert isinstance(system, GpuClusterSpec)
     link = system.node.scale_up
-    measured = Catalog().link("nvlink4")
+    measured = Catalog().load("link", "nvlink4")
     assert link.calibration is not None
     assert measured.calibration is not None
     ours, theirs = (

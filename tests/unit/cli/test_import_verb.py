@@ -47,7 +47,7 @@ def test_what_is_printed_or_written_is_a_model_and_the_document_has_the_keys_of_
     assert f"model from huggingface: {written}" in answer.stdout
     assert f"{COUNT:,} parameters" in answer.stdout
     assert written.read_text("utf-8").strip() == perfsim("import", config).stdout.strip()
-    assert ps.Catalog().models[str(written)].hidden_size == 256
+    assert ps.Catalog().model(str(written)).hidden_size == 256
 
 
 def test_every_verb_with_a_model_takes_the_file(perfsim: Run, config: Path) -> None:

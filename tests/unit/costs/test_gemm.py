@@ -36,7 +36,7 @@ PUBLISHED = [
 
 
 def model_of(name: str) -> GemmModel:
-    calibration = default_catalog().calibration(name)
+    calibration = default_catalog().load("calibration", name)
     return GemmModel(calibration.gemm, *DEVICES[name], calibration.sustained_fraction)
 
 

@@ -149,7 +149,7 @@ def test_attention_in_one_block_takes_the_times_of_the_published_table(
 ) -> None:
     """Apex FMHA on an A100, 64 sequences of 16 heads of 64 (FlashAttention, table 7)."""
     catalog = default_catalog()
-    recipe = catalog.recipes["gpt3_pretraining"].with_(precision="fp16")
+    recipe = catalog.recipe("gpt3_pretraining").with_(precision="fp16")
     recipe = recipe.ran_with(framework=catalog.framework("mlperf-bert"))
     costs = GpuKernels(catalog.system("dgx-a100-40gb"), recipe)
     part = LayerSlice(catalog.model("bert_large"), length, 64, attention="flash")

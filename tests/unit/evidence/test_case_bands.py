@@ -75,6 +75,8 @@ def test_coverage_counts_scored_runs_inside_their_bands_which_no_measurement_mov
 def test_every_recorded_group_is_left_out_with_the_constants_of_a_known_device() -> None:
     devices = {name for entry in recorded_errors() for row in entry["families"] for name in row["constants"]}
     fitted = [
-        Catalog().calibration(row["calibration"]) for entry in recorded_errors() for row in entry["left_out"]
+        Catalog().load("calibration", row["calibration"])
+        for entry in recorded_errors()
+        for row in entry["left_out"]
     ]
     assert {getattr(calibration, "chip", "") or calibration.name for calibration in fitted} <= devices

@@ -51,7 +51,7 @@ def test_ceilings_of_devices_are_found_again_each_from_its_own_runs(measured: Pa
     fitted = fit_steps([measured], only=[CEILING])
     assert [calibration.name for calibration in fitted] == ["a100-sxm4", "h100-sxm5"]
     for calibration, share in zip(fitted, (0.9, 0.8), strict=True):
-        known = getattr(Catalog().calibration(calibration.name), CEILING)
+        known = getattr(Catalog().load("calibration", calibration.name), CEILING)
         assert getattr(calibration, CEILING) == pytest.approx(share * known, rel=0.01)
         record = calibration.fit[CEILING]
         assert (record.points, record.table) == (5, "mine.yaml")

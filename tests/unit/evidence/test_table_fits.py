@@ -31,7 +31,7 @@ DEVICE = DeviceSpec(
 LINK = LinkSpec(name="some-link", bandwidth=300e9, latency=1e-6)
 
 
-NVLINK3 = cast(CollectiveCalibration, default_catalog().calibration("nvlink3"))
+NVLINK3 = cast(CollectiveCalibration, default_catalog().load("calibration", "nvlink3"))
 
 
 def written(folder: Path, text: str, name: str = "bad.csv") -> Path:
@@ -58,7 +58,7 @@ def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nvlink3 is no calibration of a GPU"):
         gpu_calibration(tmp_path / "g.csv", DEVICE, NVLINK3)
     with pytest.raises(InputError, match=r"hdr-200 joins nodes; .* nvlink3, nvlink4"):
-        link_calibration([tmp_path / "c.csv"], catalog.link("hdr-200"))
+        link_calibration([tmp_path / "c.csv"], catalog.load("link", "hdr-200"))
 
 
 def test_without_scipy_the_refusal_says_how_to_install_it(
@@ -73,7 +73,7 @@ def test_without_scipy_the_refusal_says_how_to_install_it(
 
 @pytest.mark.parametrize("name", ["a100-sxm4", "h100-sxm5", "nvlink3", "nvlink4", "infiniband-hdr"])
 def test_a_written_calibration_reads_back_as_it_was_under_its_files_name(tmp_path: Path, name: str) -> None:
-    calibration = default_catalog().calibration(name)
+    calibration = default_catalog().load("calibration", name)
     out = tmp_path / "new" / "folder" / "mine.yaml"
     assert delivered(calibration, out) == f"Calibration: {out}"
     read = type(calibration).model_validate(yaml.safe_load(out.read_text()), context=YAML_CONTEXT)

@@ -33,11 +33,11 @@ def planned() -> Callable[..., Plan]:
         **recipe: Any,
     ) -> Plan:
         paths = {f"runtime.{key}" if key in RUNTIME_FIELDS else key: recipe[key] for key in recipe}
-        changed = catalog.recipes["gpt3_pretraining"].with_(**paths)
+        changed = catalog.recipe("gpt3_pretraining").with_(**paths)
         question = Question(
-            model=catalog.models[model],
+            model=catalog.model(model),
             recipe=changed,
-            system=catalog.systems[system],
+            system=catalog.system(system),
             devices=devices,
             strategy="",
             batch=192,

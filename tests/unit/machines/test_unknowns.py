@@ -24,7 +24,7 @@ MEASURED = toys.wafer_calibration(
 
 def width(release: str = "peak", calibration: WaferCalibration = MEASURED, systems: int = 1) -> float:
     """Half-width of what no run shows of a plain model on wafers of this calibration."""
-    system = CATALOG.systems["cs-2"]
+    system = CATALOG.system("cs-2")
     device = system.device.model_copy(update={"calibration": calibration})
     ran = job("gpt3_xl", 2048, release=release)
     unknowns = WaferCluster().unknowns(system.model_copy(update={"device": device}), ran, systems)
@@ -67,7 +67,7 @@ def test_many_systems_may_lose_what_published_scaling_leaves_open() -> None:
 
 
 def accuracy(system: str = "cs-2", devices: int = 1, release: str | None = None) -> Accuracy:
-    recipe = CATALOG.recipes["gpt3_pretraining"].ran_with(software_release=release)
+    recipe = CATALOG.recipe("gpt3_pretraining").ran_with(software_release=release)
     question: dict[str, Any] = {"model": "cerebras_gpt_111m", "recipe": recipe, "batch": 120 * devices}
     return Accuracy.of(ps.predict(**question, system=system, devices=devices).run.plan)
 
@@ -88,7 +88,7 @@ def test_newer_software_than_was_measured_says_so_in_its_band() -> None:
     assert "for 6 of them" in newer.likeness
     assert newer.step_time_error > 1.3 * accuracy("cs-3").step_time_error
     question: dict[str, Any] = {"model": "cerebras_gpt_111m", "system": "cs-2", "devices": 1, "batch": 120}
-    recipe = CATALOG.recipes["gpt3_pretraining"].ran_with(software_release="r2.5")
+    recipe = CATALOG.recipe("gpt3_pretraining").ran_with(software_release="r2.5")
     prediction = ps.predict(**question, recipe=recipe)
     (caveat,) = (caveat for caveat in prediction.caveats if caveat.code == "release-borrowed")
     assert caveat.text == (
@@ -98,13 +98,13 @@ def test_newer_software_than_was_measured_says_so_in_its_band() -> None:
 
 
 def job(model: str, seq_length: int, *, release: str | None = "peak", **changes: object) -> Job:
-    recipe = CATALOG.recipes["gpt3_pretraining"].with_(seq_length=seq_length)
+    recipe = CATALOG.recipe("gpt3_pretraining").with_(seq_length=seq_length)
     recipe = recipe.ran_with(software_release=release)
-    return Job(CATALOG.models[model].with_(**changes), recipe, 16)
+    return Job(CATALOG.model(model).with_(**changes), recipe, 16)
 
 
 def unknowns_of(asked: Job) -> list[Unknown]:
-    return list(WaferCluster().unknowns(CATALOG.systems["cs-2"], asked, 1))
+    return list(WaferCluster().unknowns(CATALOG.system("cs-2"), asked, 1))
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ OUTLIER = 16 * MIB
 
 
 def link(name: str, bandwidth: float) -> LinkSpec:
-    calibration = default_catalog().calibration(name)
+    calibration = default_catalog().load("calibration", name)
     return LinkSpec(name=name, bandwidth=bandwidth, latency=1e-6, calibration=calibration)
 
 

@@ -40,19 +40,19 @@ def wafers(devices: int = 1, batch: int = 120, **changes: Any) -> ps.Prediction:
 
 
 def recipe(**changes: Any) -> Any:
-    return catalog.recipes["gpt3_pretraining"].with_(**changes)
+    return catalog.recipe("gpt3_pretraining").with_(**changes)
 
 
 def own_h200() -> Any:
     """An H200 that a user describes: a file that extends the H100 with more memory, on H100's constants."""
-    h100 = catalog.systems["dgx-h100"]
+    h100 = catalog.system("dgx-h100")
     memory = {"memory.capacity": "141 GiB", "memory.bandwidth": "4.8 TB/s"}
     return h100.with_(name="dgx-h200", device=h100.device.with_(name="h200", **memory))
 
 
 def own_constants() -> Any:
     """A B200 with constants that its owner fitted to matrix products of it."""
-    h100 = catalog.systems["dgx-h100"]
+    h100 = catalog.system("dgx-h100")
     command = {"command": "perfsim calibrate gemm own.csv --device b200"}
     fit = {name: record.model_copy(update=command) for name, record in h100.device.calibration.fit.items()}
     calibration = h100.device.calibration.model_copy(update={"name": "own", "fit": fit})
@@ -62,7 +62,7 @@ def own_constants() -> Any:
 
 def filled(share: float) -> ps.Prediction:
     """A plan on GPUs whose memory it fills to this share."""
-    system = catalog.systems["dgx-a100-80gb"]
+    system = catalog.system("dgx-a100-80gb")
     needed = gpus().peak_memory_bytes
     return gpus(system=system.with_(**{"device.memory.capacity": needed / share}))
 
@@ -89,7 +89,7 @@ FIT = {"name": "ours", "b_crit_tokens": 1e6, "band_factor": 1.5, "batches_tokens
 
 def studied(tokens: float | None = 4e11, target_loss: float | None = None, **changes: Any) -> Answer:
     """The candidate of a small study whose recipe has this target."""
-    recipe = catalog.recipes["gpt3_20b_chinchilla"].with_(tokens=tokens, target_loss=target_loss)
+    recipe = catalog.recipe("gpt3_20b_chinchilla").with_(tokens=tokens, target_loss=target_loss)
     (candidate,) = ps.study({**STUDY, "recipe": recipe, **changes}).candidates
     return candidate
 
@@ -118,7 +118,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "data-sheet-unread": lambda: gpus(system="mi300x-192gb"),
     "link-borrowed": lambda: gpus("dp=16,mbs=1", 16, system="dgx-h100"),
     "link-uncalibrated": lambda: gpus(
-        system=catalog.systems["dgx-a100-80gb"].with_(**{"node.scale_up.calibration": None})
+        system=catalog.system("dgx-a100-80gb").with_(**{"node.scale_up.calibration": None})
     ),
     "input-assumed": lambda: wafers(system=slow_updates(), batch=1),
     "sparsity-assumed": lambda: wafers(recipe=recipe(weight_sparsity=0.75)),

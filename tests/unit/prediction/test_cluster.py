@@ -95,7 +95,7 @@ def test_what_is_written_is_what_is_read_and_cases_far_apart_are_warned_of(
     path = measured(tmp_path, case("one", 1, slower * predicted[0]), case("eight", 8, predicted[1]))
     answer = perfsim("calibrate steps {} --out {}/ours.yaml", path, tmp_path)
     assert answer.exit_code == 0
-    fitted = default_catalog().calibration(str(tmp_path / "ours.yaml"))
+    fitted = default_catalog().load("calibration", str(tmp_path / "ours.yaml"))
     assert fitted == fit_cluster([path])
     assert isinstance(fitted, ClusterCalibration)
     assert fitted.spread == pytest.approx(slower - 1, rel=1e-2)

@@ -50,7 +50,7 @@ def test_every_declared_field_is_read_somewhere(repository: Path) -> None:
 
 def test_a_path_changes_a_value_inside_a_description_as_an_object_would() -> None:
     changed = question_of(GIVEN | {"recipe.precision": "fp16", "system.node.nic.bandwidth": "100 Gb/s"})
-    recipe = ps.Catalog().recipes["llm_2021"]
+    recipe = ps.Catalog().recipe("llm_2021")
     assert changed.recipe.precision == "fp16" != recipe.precision
     assert getattr(changed.system, "node").nic.bandwidth == 12.5e9  # noqa: B009
 
@@ -107,12 +107,13 @@ def test_a_study_takes_the_paths_of_a_question() -> None:
     changed = changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
     questions = [point.question for point in changed.points]
     assert {question.recipe.precision for question in questions} == {"fp16"}
-    assert not any(question.job.runtime.overlap_grad_reduce for question in questions)
+    assert not questions[0].job.runtime.overlap_grad_reduce
+    assert questions[1].runtime is None, "wafers read none of the settings of a host"
     assert changed.batch_sizes == (512,)
     assert [candidate.devices for candidate in changed.candidates] == [(16,), (16,)]
     gpus, wafers = (question.system for question in questions)
     assert getattr(gpus, "node").nic.bandwidth == 12.5e9  # noqa: B009
-    assert wafers == ps.Catalog().systems["cs-2"]
+    assert wafers == ps.Catalog().system("cs-2")
 
 
 def test_a_sweep_takes_paths_for_its_study_and_for_the_candidates_and_axes_of_its_grid(

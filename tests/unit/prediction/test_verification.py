@@ -59,7 +59,9 @@ def step_of(name: str) -> Step:
     if name == "latents on every rank":
         model = model.model_copy(update={"experts": None, "mtp_num_layers": 0})
     attention = "standard" if model.name == "gpt3_xl" else "flash"
-    given = {"recipe": "gpt3_pretraining", "runtime.attention": attention, "model": model, **fields}
+    given = {"recipe": "gpt3_pretraining", "model": model, **fields}
+    if given["system"] != "cs-2":
+        given["runtime.attention"] = attention
     plan = plan_of(replace(question_of(given), must_fit=False))
     return Step(plan, plan.graph())
 

@@ -229,7 +229,7 @@ FIT = {"e_min_tokens": 3e9, "b_crit_tokens": 2e6, "band_factor": 1.3, "batches_t
 
 
 def answer(study_of: Make, tokens: float | None = 2.2e9, **convergence: object) -> StudyResult:
-    recipe = default_catalog().recipes["gpt3_pretraining"].with_(tokens=tokens)
+    recipe = default_catalog().recipe("gpt3_pretraining").with_(tokens=tokens)
     batches = [64 * 2**power for power in range(7)]
     fields = {"recipe": recipe, "candidates": [WAFERS], "batch_sizes": batches, "convergence": convergence}
     return run_study(study_of(model="cerebras_gpt_111m", **fields))

@@ -38,9 +38,9 @@ def about() -> Ask:
         model: str = "gpt3_xl", recipe: str = "gpt3_pretraining", system: str = "dgx-a100-80gb", **more: Any
     ) -> Question:
         return Question(
-            model=catalog.models[model],
-            recipe=catalog.recipes[recipe],
-            system=catalog.systems[system],
+            model=catalog.model(model),
+            recipe=catalog.recipe(recipe),
+            system=catalog.system(system),
             **{"devices": 8, "strategy": "3d", "batch": 16} | more,
         )
 

@@ -91,13 +91,13 @@ def test_it_agrees_with_an_exhaustive_sweep(
     ],
 )
 def test_a_family_meets_the_published_rows(base: str, rows: dict[str, int]) -> None:
-    models = ps.Catalog().models
+    model = ps.Catalog().model
     for name, layers in rows.items():
-        count = float(parameters(models[name]).total)
-        shape = scaled(models[base], count)
+        count = float(parameters(model(name)).total)
+        shape = scaled(model(base), count)
         assert parameters(shape).total == pytest.approx(count, rel=0.05)
         assert shape.num_layers == pytest.approx(layers, rel=0.3)
-        assert shape.hidden_size == pytest.approx(models[name].hidden_size, rel=0.2)
+        assert shape.hidden_size == pytest.approx(model(name).hidden_size, rel=0.2)
 
 
 def test_a_price_is_found_with_one_answer(study_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:

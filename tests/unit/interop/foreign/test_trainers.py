@@ -87,7 +87,7 @@ def test_ranks_are_told_by_whatever_starts_them(imported: Import, start: str) ->
 def test_the_imported_recipe_is_one_of_the_catalogue(imported: Import, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(imported(DUMP, "dump.log", part="recipe").text(), encoding="utf-8")
-    read = Catalog().recipes[str(recipe)]
+    read = Catalog().recipe(str(recipe))
     assert (read.global_batch_size, read.precision, read.runtime.name) == (512, "bf16", "dump")
 
 

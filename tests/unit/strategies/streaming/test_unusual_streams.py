@@ -118,7 +118,7 @@ def test_the_batch_that_hides_weights_grows_by_all_over_active_weights() -> None
 
 
 def test_no_published_run_on_wafers_has_experts_and_the_band_says_so() -> None:
-    job = Job(CATALOG.model("mixtral_8x7b"), CATALOG.recipes["gpt3_pretraining"], 8)
+    job = Job(CATALOG.model("mixtral_8x7b"), CATALOG.recipe("gpt3_pretraining"), 8)
     (unknown,) = (
         unknown
         for unknown in WaferCluster().unknowns(CATALOG.system("cs-2"), job, 1)

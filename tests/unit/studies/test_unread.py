@@ -1,0 +1,178 @@
+"""What a machine does not read is refused where it is asked, by every verb and by `check`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfsim as ps
+from perfsim.api.tools import check, validate
+from perfsim.base.errors import InputError
+from perfsim.catalog import data_root, default_catalog
+from perfsim.prediction.planner import best_plan
+from perfsim.prediction.question import Question, question_of
+from perfsim.studies.loading import changed_study, load_study
+
+WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "batch": 64}
+GPUS = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}
+STUDY = "extends: gpt3_20b\n"
+WAFER_ONLY = f"{STUDY}candidates: [{{strategy: weight-streaming, system: cs-2, devices: 4}}]\n"
+
+
+def refused(folder: Path, text: str, name: str = "asked.yaml") -> str:
+    """What `check` says of a file."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as raised:
+        check(path)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "change", "said"),
+    [
+        (WAFERS, {"runs_on": "megatron"}, "runs_on changes nothing on cs-2, a wafer-cluster"),
+        (GPUS, {"runs_on": "modelzoo"}, "'modelzoo' is none of megatron, "),
+        (WAFERS, {"runtime.tool": "deepspeed"}, "deepspeed does not train on cs-2"),
+        (WAFERS, {"runtime": "megatron_core"}, "runtime changes nothing on cs-2, a wafer-cluster"),
+        (WAFERS, {"runtime.cuda_graph": "true"}, "runtime.cuda_graph changes nothing on cs-2"),
+        (WAFERS, {"recipe.kernels": None, "memory_limit": 0.5}, "(?s)recipe.kernels .*memory_limit changes"),
+        (GPUS, {"runtime.software_release": "r1.7"}, "software_release changes nothing on dgx-a100-80gb"),
+    ],
+)
+def test_a_question_with_what_its_machine_does_not_read_is_refused(
+    asked: dict[str, Any], change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        question_of(asked | change)
+    question_of(WAFERS | {"runtime": "csoft_1p7"})
+
+
+OTHERWISE: dict[str, Any] = {
+    "attention": "flash",
+    "attention_kernel": "synchronous",
+    "attention_length": 512,
+    "recompute_keeps": "qkv",
+    "dispatcher": "deepep",
+    "grad_bucket": 4e8,
+    "states": "owner_broadcast",
+    "fused": (),
+    "framework": default_catalog().framework("torchtitan"),
+    "kernels": None,
+    "reduce_precision": "bf16",
+    "routing": "balanced",
+    "routing_spread": 0.3,
+    "expert_capacity": 1.0,
+    "software_release": "r1.7",
+}
+"""Another value of what is no truth."""
+
+
+def otherwise(question: Question, path: str) -> Question:
+    """The question with another value at a path."""
+    root, _, name = path.partition(".")
+    recipe = question.recipe
+    owner = {"recipe": recipe, "runtime": recipe.runtime}.get(root)
+    value = OTHERWISE.get(name, not getattr(owner, name, None))
+    if owner is None:
+        return replace(question, **{root: 0.5 if root == "memory_limit" else "any"})
+    changed = (
+        recipe.model_copy(update={name: value}) if root == "recipe" else recipe.ran_with(**{name: value})
+    )
+    return replace(question, recipe=changed)
+
+
+@pytest.mark.parametrize("asked", [WAFERS | {"model": "qwen3_30b_a3b"}, GPUS], ids=["wafers", "GPUs"])
+def test_what_a_machine_is_said_not_to_read_changes_nothing_of_its_step(asked: dict[str, Any]) -> None:
+    question = question_of(asked)
+    answers = {}
+    machine = question.machine
+    paths = (
+        machine.unread if machine.has_host(question.system) else machine.unread + machine.unread_without_host
+    )
+    for path in ("", *paths):
+        run = best_plan(otherwise(question, path) if path else question)
+        answers[path] = run.step_time_s, run.plan.layout, run.plan.memory
+    assert all(answer == answers[""] for answer in answers.values()), answers
+
+
+def test_what_all_candidates_share_is_for_those_that_read_it(tmp_path: Path) -> None:
+    shared = {"runs_on": "torchtitan", "runtime.cuda_graph": True}
+    gpus, wafers = changed_study(load_study("gpt3_20b"), shared, default_catalog()).candidates
+    assert gpus.runs_on == "torchtitan"
+    assert gpus.runtime is not None
+    assert (wafers.runs_on, wafers.runtime) == (None, None)
+    path = tmp_path / "mixed.yaml"
+    path.write_text(f"{STUDY}runs_on: megatron\n", encoding="utf-8")
+    assert [point.question.runs_on for point in load_study(str(path)).points][:2] == ["megatron", None]
+    with pytest.raises(InputError, match="cuda_graph changes nothing on cs-2"):
+        changed_study(
+            load_study("gpt3_20b").compared(["weight-streaming"]),
+            {"runtime.cuda_graph": True},
+            default_catalog(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{WAFER_ONLY}runs_on: megatron\n", r"asked.yaml:3:1: runs_on changes nothing on cs-2"),
+        (f"{WAFER_ONLY}memory_limit: 0.5\n", r"asked.yaml:3:1: memory_limit changes nothing"),
+        (
+            WAFER_ONLY.replace("}", ", runs_on: megatron}"),
+            r"asked.yaml:2:\d+: runs_on: megatron does not train",
+        ),
+        (
+            WAFER_ONLY.replace("}", ", wall_clock: gpu-cluster}"),
+            "gpu-cluster is of a gpu-cluster; cs-2 is a wafer",
+        ),
+        (
+            f"{STUDY}candidates: [{{strategy: 3d, system: dgx-h100, devices: 8, wall_clock: cs-2}}]\n",
+            "wall clock cs-2 is of a wafer-cluster; dgx-h100 is a gpu-cluster",
+        ),
+        (
+            f"title: t\nstudy: gpt3_20b\ngrid:\n  {WAFER_ONLY.removeprefix(STUDY)}  memory_limit: [0.5]\n",
+            "grid: memory_limit changes nothing on cs-2",
+        ),
+    ],
+)
+def test_a_file_with_what_none_of_its_machines_reads_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    assert re.search(said, refused(tmp_path, text))
+
+
+def test_a_measured_run_of_a_wafer_by_a_tool_of_gpus_is_refused_by_check_and_fails_in_validate(
+    tmp_path: Path,
+) -> None:
+    rows = (data_root() / "studies" / "validation" / "weight_streaming.yaml").read_text(encoding="utf-8")
+    first = rows.split("- id:")[1]
+    text = f"schema: 1\ncases:\n- id:{first}  tool: megatron\n"
+    assert "megatron does not train on cs-2" in refused(tmp_path, text)
+    assert "megatron does not train" in validate(tmp_path / "asked.yaml").failed[0]["error"]
+
+
+def test_prices_of_unknown_machines_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    text = "name: ours\nmachines:\n  dgx-h10: {device_hour: 2}\n"
+    assert "asked.yaml:3:3: prices: unknown system `dgx-h10`" in refused(tmp_path, text)
+    file = tmp_path / "asked.yaml"
+    assert "did you mean `dgx-h100`" in refused(tmp_path, f"{STUDY}prices: ./asked.yaml\n", "study.yaml")
+    with pytest.raises(InputError, match="unknown system `dgx-h10`"):
+        ps.study("gpt3_20b", changes={"prices": str(file)})
+    with pytest.raises(InputError, match="unknown system `dgx-h10`"):
+        ps.study({"extends": "gpt3_20b", "prices": {"machines": {"dgx-h10": {"device_hour": 2}}}})
+    (tmp_path / "dgx-h10.yaml").write_text("extends: dgx-h100\n", encoding="utf-8")
+    assert check(file).kind == "prices"
+
+
+@pytest.mark.parametrize(("asked", "newest"), [(WAFERS, "2026-03-11"), (GPUS, "2026-08")])
+def test_a_day_long_after_all_that_is_known_is_warned_of(asked: dict[str, Any], newest: str) -> None:
+    soon, late = (
+        next(known for known in ps.predict(**asked, as_of=day).caveats if known.code == "as-of")
+        for day in ("2026-11", "2099-01")
+    )
+    assert soon.severity == "info"
+    assert late.severity == "warning"
+    assert f"known after {newest}: the answer lacks what came since" in late.text
