@@ -19,6 +19,7 @@ OTHER_NAMES = {
     "zb-h1": "zb1p",
     "zb-h2": "zb2p",
     "zb-v": "zbv",
+    "dualpipe": "dualpipev",
 }
 """What others call what perfsim has under another name; folded."""
 _MOST_ALIKE = 3

@@ -19,6 +19,7 @@ from perfsim.base.errors import CatalogError, InputError, Problem, UnknownNameEr
 from perfsim.base.limits import present_limits, start_worker
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.base.spec import Name, Spec
+from perfsim.base.text import OTHER_NAMES
 from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog
 from perfsim.catalog.yaml_tree import Loc
@@ -40,6 +41,7 @@ from perfsim.specs.runtime import Attention, Runtime
 from perfsim.specs.stacks import Stack, usual_stack
 from perfsim.specs.trainers import Tool
 from perfsim.strategies import Plan
+from perfsim.strategies.schedules import JOINED
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.work import TaskGraph
 
@@ -346,6 +348,9 @@ class StepCase(_CaseSpec):
             raise InputError([Problem(f"case {self.id}: {message}") for message in messages])
         training = self.training
         settings = {"micro_batch_size": training.micro_batch_size or 1, "recompute": self.recompute or "none"}
+        schedule = OTHER_NAMES.get(self.parallel.schedule, self.parallel.schedule)
+        joins = training.moe_a2a_overlap and self.parallel.expert_parallel > 1
+        settings["schedule"] = JOINED.get(schedule, schedule) if joins else schedule
         return Question(
             model=self.model.model_copy(update={"name": self.id}),
             recipe=self._recipe(catalog),
@@ -402,8 +407,6 @@ class StepCase(_CaseSpec):
         if not system.device.computes(training.precision):
             has = ", ".join(system.device.peak)
             yield f"{system.device.name} computes no {training.precision}; it has {has}"
-        if training.moe_a2a_overlap:
-            yield "moe_a2a_overlap: all-to-alls of one micro-batch during compute of another have no model"
 
     def _recipe(self, catalog: Catalog) -> Recipe:
         """The recipe of the run.

@@ -26,6 +26,7 @@ from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, only, qk_norm
 from perfsim.specs.layout import RECOMPUTED, ParallelLayout, layers_of_stages, recompute_of
 from perfsim.specs.model import layer_kinds
+from perfsim.strategies.schedules import JOINED
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
@@ -333,7 +334,7 @@ LAYOUT: tuple[Row, ...] = (
     Row(
         "layout.virtual_pipeline",
         "num_layers_per_virtual_pipeline_stage",
-        only(lambda c: c.layout.schedule == "interleaved" and not _uneven(c), tool.layers_of_stage),
+        only(lambda c: c.layout.virtual_pipeline > 1 and not _uneven(c), tool.layers_of_stage),
     ),
     Row("layout.layers_per_stage", "pipeline_model_parallel_layout", only(_uneven, _pipeline_layout)),
     Row.spelled(
@@ -375,7 +376,7 @@ LAYOUT: tuple[Row, ...] = (
         lambda c: _recomputed(c) or (1 if c.layout.recompute == "full" else None),
     ),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
-    Row("layout.schedule"),
+    Row.spelled("layout.schedule", "overlap_moe_expert_parallel_comm", dict.fromkeys(JOINED.values(), True)),
     Row("layout.recompute_every", gap=_recompute_between),
 )
 
@@ -470,11 +471,6 @@ RECIPE: tuple[Row, ...] = (
     ),
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32", "bf16")),
     Row.lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
-    Row.noted(
-        "overlap_moe_expert_parallel_comm: all-to-alls next to the compute of another micro-batch; predicted "
-        "one after the other, which takes longer",
-        "overlap_moe_expert_parallel_comm",
-    ),
     Row.noted("a batch that grows at the start of the run", "rampup_batch_size"),
 )
 ROWS = (*MODEL, *LAYOUT, *RECIPE)
@@ -527,6 +523,8 @@ def _divided(settings: Settings, layout: ParallelLayout, layers: int) -> Paralle
         virtual = len(counts) // pipeline
     if virtual > 1 and pipeline > 1:
         layout = replace(layout, virtual_pipeline=virtual, schedule="interleaved")
+    if settings.flag("overlap_moe_expert_parallel_comm") and layout.expert > 1:
+        layout = replace(layout, schedule=JOINED[layout.schedule])
     counts = counts if uneven else _end_stages(settings, layers, layout)
     keys = ("recompute_num_layers", "activations_checkpoint_num_layers")
     recomputed = settings.integer(*keys, most=MOST_LAYERS)

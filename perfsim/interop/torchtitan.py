@@ -29,10 +29,15 @@ from perfsim.specs.layout import ParallelLayout
 SECTIONS = {"parallelism.": ("parallelism.", "training.", "experimental.")}
 """Sections in which a degree stands, by release."""
 PIPELINE = "parallelism.pipeline_parallel_"
-SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
+SCHEDULES = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
 SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
     "LoopedBFS": "interleaved",
-    "DualPipeV": "zbv",
     "InterleavedZeroBubble": "interleaved",
 }
 ALL_ON_CPU: Mapping[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
@@ -99,11 +104,7 @@ def _recompute_every(settings: Settings) -> int:
 
 
 def _schedule(settings: Settings) -> str:
-    key = f"{PIPELINE}schedule"
-    schedule = settings.choice((key,), SCHEDULES_READ, "1f1b")
-    if settings.text(key) == "DualPipeV":
-        text = "DualPipeV: all-to-alls next to the compute of another micro-batch; predicted as zbv"
-        settings.gap(f"{text}, one after the other, which takes longer")
+    schedule = settings.choice((f"{PIPELINE}schedule",), SCHEDULES_READ, "1f1b")
     return schedule if settings.ours["layout.pipeline"] > 1 else "1f1b"
 
 
@@ -323,7 +324,7 @@ def _read_layout(
         counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
         per_stage = settings.integer(f"{PIPELINE}layers_per_stage")
         even = -(-model["num_layers"] // per_stage) if per_stage and model else 0
-        usual = 2 if layout.schedule in ("interleaved", "zbv") else 1
+        usual = 1 if layout.schedule in ("1f1b", "gpipe") else 2
         stages = len(counts) or even or usual * layout.pipeline
         uneven = counts if len(set(counts)) > 1 else None
         layout = replace(layout, virtual_pipeline=max(1, stages // layout.pipeline), layers_per_stage=uneven)

@@ -23,12 +23,14 @@ from perfsim.specs.hardware import DeviceSpec
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Plan, Screening
+from perfsim.strategies.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from perfsim.prediction.run import Evaluation
 
 RULE: Mapping[str, str] = {
     "schedule": "order of the passes of micro-batches; a single stage has none",
+    "joined": "whether rows travel to experts while another micro-batch computes",
     "zero_stage": "what replicas shard",
     "recompute": "none, selective or full, of all layers of a rank or of some",
     "precision": "class of the matrix products: 16-bit, fp8, ...",
@@ -84,13 +86,21 @@ class Kind(NamedTuple):
 def _written(axis: str, value: Hashable) -> str:
     """`ZeRO 1`, `no pipeline`, `recompute full`."""
     names = {"zero_stage": "ZeRO ", "recompute": "recompute "}
+    if axis == "joined":
+        return "joined passes" if value is True else "passes apart"
     return "no pipeline" if value == "" else f"{names.get(axis, '')}{value}"
 
 
 def settings_of(layout: ParallelLayout) -> tuple[str, int, str]:
     """The axes of a kind that a layout says: schedule (empty: a single stage), ZeRO stage and recompute."""
     part = " of some layers" if layout.recompute_every > 1 else ""
-    return layout.schedule if layout.pipeline > 1 else "", layout.zero_stage, layout.recompute + part
+    schedule = layout.schedule if layout.pipeline > 1 or _joins(layout.schedule) else ""
+    return schedule, layout.zero_stage, layout.recompute + part
+
+
+def _joins(schedule: str) -> bool:
+    """Whether a schedule joins forwards to backwards."""
+    return schedule in SCHEDULES and SCHEDULES[schedule].has("joins")
 
 
 def degrees_of(layout: ParallelLayout) -> tuple[int, ...]:
@@ -104,7 +114,9 @@ def kinds_of(runs: Iterable[Reached]) -> tuple[Kind, ...]:
     spans: dict[tuple[Hashable, ...], list[tuple[tuple[int, int], ...]]] = {}
     for run in runs:
         if run.kind == "gpu-cluster":
-            axes = *run.settings, run.precision_class, run.generation or run.constants
+            schedule, *others = run.settings
+            chips = run.generation or run.constants
+            axes = schedule, _joins(schedule), *others, run.precision_class, chips
             kind = Kind(run.experts, axes, tuple((degree, degree) for degree in run.degrees))
             alike.setdefault(kind[:2], []).append(kind)
             spans.setdefault(kind.spanned, []).append(kind.degrees)
@@ -139,14 +151,11 @@ class Novelty:
         experts = job.model.experts is not None
         precision = precision_class(job.recipe.precision)
         generation = device.generation or device.constants
-        own = [
-            Kind(
-                experts,
-                (*settings_of(layout), precision, generation),
-                tuple((degree, degree) for degree in degrees_of(layout)),
-            )
-            for layout in layouts
-        ]
+        own = []
+        for layout in layouts:
+            schedule, *others = settings_of(layout)
+            axes = schedule, _joins(schedule), *others, precision, generation
+            own.append(Kind(experts, axes, tuple((degree, degree) for degree in degrees_of(layout))))
         known = [kind for kind in published or published_kinds() if kind.experts == experts]
         if not known:
             words = (f"{'experts' if experts else 'a dense model'}, of which nothing is published",)

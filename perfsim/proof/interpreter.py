@@ -460,8 +460,11 @@ class Interpreter:
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             return how.run(task.work, [self.ranks.share(rank) for rank in members], values)
 
-        follows = [self.cell(how.follows, task.block)] if how.follows else []
-        keeps = [self.cell(how.keeps, task.block)] if how.keeps else []
+        # Another micro-batch may be on its way through the layer.
+        follows, keeps = (
+            [self.cell(f"{route} of micro-batch {task.tag}", task.block)] if route else []
+            for route in (how.follows, how.keeps)
+        )
         self.add(kernel, follows, keeps, joined=True, message=Message(how.content, how.sent))
 
     def over_peers(self, task: Task) -> None:

@@ -333,7 +333,8 @@ def _three_d() -> Iterator[Case]:
     overlaps = cycle((False, True))
     sequence_parallel = cycle((True, False, True))
     base = ParallelLayout(tensor=2, pipeline=2, data=2)
-    for name, stage in product(SCHEDULES, (0, 1, 2)):
+    unjoined = [name for name, schedule in SCHEDULES.items() if not schedule.has("joins")]
+    for name, stage in product(unjoined, (0, 1, 2)):
         layout = replace(
             base,
             schedule=name,
@@ -378,6 +379,8 @@ def _experts() -> Iterator[Case]:
         layout = ParallelLayout(data=4, expert=ranks, expert_tensor=peers, zero_stage=stage)
         yield Case("3d", layout, overlap=stage == 0)
     base = ParallelLayout(data=2, expert=2)
+    for stage in (0, 1, 2):
+        yield Case("3d", replace(base, schedule="combined-1f1b", zero_stage=stage), 3, overlap=stage > 0)
     for mode in MODES:
         yield Case("3d", replace(base, recompute=mode))
     yield Case("3d", replace(base, context=2, expert=4, recompute="norms"))

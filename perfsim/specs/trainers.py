@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perfsim.base.dates import existed
-from perfsim.specs.layout import AXES, OF_MODULES, ParallelLayout, written
+from perfsim.specs.layout import AXES, OF_MODULES, RECOMPUTED, ParallelLayout, written
 
 Tool = Literal[
     "megatron", "zero-bubble", "deepspeed", "neox", "torchtitan", "llm-foundry", "maxtext", "modelzoo"
@@ -89,7 +89,9 @@ _FSDP2_ON_CPU = {"offload_optimizer": _CPU, "offload_param": _CPU}
 _V2 = ("2021-04", "Megatron-LM 2.2")
 _V3 = ("2022-05", "Megatron-LM 3.0")
 _FSDP_FLAGS = "--use-megatron-fsdp --data-parallel-sharding-strategy"
-_FSDP = ("2025-10", "Megatron-Core 0.14")
+_CORE_0_14 = ("2025-10", "Megatron-Core 0.14")
+_JOINS = "--overlap-moe-expert-parallel-comm"
+_NOT_FULL: Mapping[str, Collection[Any]] = {"recompute": [mode for mode in RECOMPUTED if mode != "full"]}
 _CORE_0_10 = ("2025-02", "Megatron-Core 0.10")
 _CORE_0_5 = ("2024-02", "Megatron-Core 0.5")
 _CORE_0_12 = ("2025-05", "Megatron-Core 0.12")
@@ -115,6 +117,7 @@ _MEGATRON_2021 = (
 )
 _TITAN_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zbv")
 _TITAN = ("2024-10", "torchtitan as in its paper (2410.06511)")
+_TITAN_JOINS = ("2025-12", "torchtitan with its pull request 1721")
 _ZB = ("2024-01", "sail-sg/zero-bubble-pipeline-parallelism (2401.10241)")
 _V_MEMORY = ("2024-05", "sail-sg/zero-bubble-pipeline-parallelism (2405.15362)")
 
@@ -125,8 +128,10 @@ TRAINERS: Mapping[Tool, _Trainer] = {
         (
             *_MEGATRON_2021,
             Runs("zero_stage", "--use-distributed-optimizer", *_V3, (1,)),
-            Runs("zero_stage", _FSDP_FLAGS, *_FSDP, (2, 3), _ALONE),
+            Runs("zero_stage", _FSDP_FLAGS, *_CORE_0_14, (2, 3), _ALONE),
             Runs("shard_group", "--num-distributed-optimizer-instances", *_CORE_0_10),
+            Runs("schedule", _JOINS, *_CORE_0_14, ("combined-1f1b",), {**_ALONE, **_NOT_FULL}),
+            Runs("schedule", _JOINS, *_CORE_0_14, ("combined-interleaved",), _NOT_FULL),
             Runs("layers_per_stage", "--pipeline-model-parallel-layout", *_CORE_0_13),
             Runs("recompute", "--recompute-modules", *_CORE_0_13, OF_MODULES),
             Runs("context", "--context-parallel-size", *_CORE_0_5),
@@ -198,6 +203,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("sequence_parallel", "parallelism.tensor_parallel_degree", *_TITAN),
             Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN),
             Runs("schedule", "parallelism.pipeline_parallel_schedule", *_TITAN, _TITAN_SCHEDULES),
+            Runs("schedule", "parallelism.pipeline_parallel_schedule", *_TITAN_JOINS, ("dualpipev",)),
             Runs("layers_per_stage", "parallelism.module_fqns_per_model_part", *_TITAN),
             Runs("context", "parallelism.context_parallel_degree", *_TITAN),
             Runs("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN, ("ring",)),

@@ -33,6 +33,8 @@ class Slot(NamedTuple):
     stage: int
     chunk: int
     microbatch: int
+    joined: bool = False
+    """Whether it is a forward that runs as one with the backward after it, in turns."""
 
 
 StageOrder = list[Slot]
@@ -58,7 +60,7 @@ def held_at_peak(order: StageOrder, layers: Mapping[int, int]) -> tuple[Held, ..
     adds: dict[Pass, tuple[int, int]] = {"F": (1, 0), "B": (-1, splits), "W": (0, -1)}
     activations = weight_inputs = 0
     most_inputs: dict[int, int] = {}
-    for which, _, chunk, _ in order:
+    for which, _, chunk, *_ in order:
         count = layers[chunk]
         activations += adds[which][0] * count
         weight_inputs += adds[which][1] * count
@@ -130,7 +132,7 @@ class Placement:
         A forward follows the forward of the previous virtual stage. A backward follows the backward of the
         next stage, or on the last stage its own forward. Weight gradients follow their own backward.
         """
-        which, rank, chunk, microbatch = slot
+        which, rank, chunk, microbatch, _ = slot
         place = self.places[rank][chunk]
         if which == "F":
             return ("F", place - 1, microbatch) if place else None
@@ -141,7 +143,8 @@ class Placement:
     def merged(self, orders: list[StageOrder]) -> list[Slot]:
         """All slots in one topological order, where each slot follows the slot whose output it reads.
 
-        Raises DeadlockError where no stage can proceed, with the slot that each stage waits for.
+        Joined slots are next to each other, behind what either of them reads. Raises DeadlockError where no
+        stage can proceed, with the slot that each stage waits for.
         """
         waiting = [deque(order) for order in orders]
         done: set[tuple[Pass, int, int] | None] = {None}
@@ -149,10 +152,10 @@ class Placement:
         while any(waiting):
             before = len(merged)
             for slots in waiting:
-                while slots and self.reads(slots[0]) in done:
-                    slot = slots.popleft()
-                    done.add((slot.which, self.places[slot.stage][slot.chunk], slot.microbatch))
-                    merged.append(slot)
+                while slots and all(self.reads(slot) in done for slot in _next(slots)):
+                    for slot in _next(slots):
+                        done.add((slot.which, self.places[slot.stage][slot.chunk], slot.microbatch))
+                        merged.append(slots.popleft())
             if len(merged) == before:
                 stuck = [slots[0] for slots in waiting if slots]
                 raise DeadlockError(self._deadlock(stuck, before, sum(map(len, orders))))
@@ -178,6 +181,11 @@ class Placement:
         return "\n".join(lines)
 
 
+def _next(slots: Sequence[Slot]) -> list[Slot]:
+    """The first slot of a rank, with the slot that it is joined to."""
+    return [slots[number] for number in range(1 + slots[0].joined)]
+
+
 # One row of the table.
 
 Order = Callable[[int, int, int, int], StageOrder]
@@ -192,6 +200,7 @@ Trait = Literal[
     "whole_passes",  # a rank takes each micro-batch forward and back before the next, as ZeRO 3 needs
     "counts_head",  # stages are also divided with the LM head counted as layers, as Megatron-Core can
     "fills_only",  # pipelines that micro-batches do not fill are not listed
+    "joins",  # a forward and a backward run in turns: rows of one go to experts while the other computes
 ]
 """What a schedule needs and allows."""
 
@@ -263,12 +272,14 @@ def _one_f_one_b(rank: int, pipeline: int, _: int, microbatches: int) -> StageOr
     return _alternating(rank, microbatches, pipeline - rank - 1)
 
 
-def _alternating(rank: int, microbatches: int, warm_up: int, delay: int | None = None) -> StageOrder:
+def _alternating(
+    rank: int, microbatches: int, warm_up: int, delay: int | None = None, *, joined: bool = False
+) -> StageOrder:
     """Warm-up forwards, then F and B in turn, and each W so many micro-batches after B; None: no W."""
     slots = [Slot("F", rank, 0, number) for number in range(min(warm_up, microbatches))]
     for number in range(microbatches + (delay or 0)):
         if number + warm_up < microbatches:
-            slots.append(Slot("F", rank, 0, number + warm_up))
+            slots.append(Slot("F", rank, 0, number + warm_up, joined))
         if number < microbatches:
             slots.append(Slot("B", rank, 0, number))
         if delay is not None and number >= delay:
@@ -276,11 +287,13 @@ def _alternating(rank: int, microbatches: int, warm_up: int, delay: int | None =
     return slots
 
 
-def _interleaved(rank: int, pipeline: int, virtual: int, microbatches: int) -> StageOrder:
+def _interleaved(
+    rank: int, pipeline: int, virtual: int, microbatches: int, *, joined: bool = False
+) -> StageOrder:
     """Chunks of stages [2104.04473 section 2.2]; micro-batches run in groups of `pipeline`.
 
     The first rank holds p (1 + (p - 1) / (p v)) micro-batches [2205.05198]. With a single group all forwards
-    run first, so every rank holds all of them.
+    run first, so every rank holds all of them. Where forwards are joined to backwards, one more runs first.
     """
     if microbatches % pipeline:
         message = f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
@@ -291,9 +304,21 @@ def _interleaved(rank: int, pipeline: int, virtual: int, microbatches: int) -> S
     forwards = [Slot("F", rank, chunk, number) for chunk, number in turns]
     backwards = [Slot("B", rank, virtual - 1 - chunk, number) for chunk, number in turns]
     warm_up = total if microbatches == pipeline else (pipeline - rank - 1) * 2 + (virtual - 1) * pipeline
-    warm_up = min(warm_up, total)
-    steady = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
+    warm_up = min(warm_up + joined, total)
+    later = [slot._replace(joined=joined) for slot in forwards[warm_up:]]
+    steady = chain.from_iterable(zip(later, backwards, strict=False))
     return [*forwards[:warm_up], *steady, *backwards[total - warm_up :]]
+
+
+# Forwards that are joined to backwards: while rows of one travel to experts, the other computes.
+# Megatron-Core does so under 1F1B without a pipeline and under interleaved 1F1B, with one more forward before
+# the first backward, so that no backward of a pair waits for its forward on another rank
+# (`megatron/core/pipeline_parallel/combined_1f1b.py`).
+
+
+def _combined(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+    """1F1B with the warm-up of interleaved 1F1B and one more; rank i holds 2 (p - i) micro-batches."""
+    return _alternating(rank, microbatches, 2 * (pipeline - rank) - 1, joined=True)
 
 
 # Zero bubble with one chunk per rank: ZB-H1 (`zb1p`) and ZB-H2 (`zb2p`) [2401.10241 section 2].
@@ -350,15 +375,57 @@ def _zbv(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
         ("W", rank),
         ("w", rank),
     )
+    return _lettered(rank, microbatches, phases)
+
+
+def _lettered(rank: int, microbatches: int, phases: Sequence[tuple[str, int]]) -> StageOrder:
+    """Passes by their letters, each phase so many times; `+` joins a forward to the backward behind it."""
+    letters = "".join(letters * times for letters, times in phases)
     next_of = dict.fromkeys(_LETTERS, 0)
     slots: StageOrder = []
-    for letters, times in phases:
-        for letter in letters * times:
+    for letter, behind in zip(letters, f"{letters[1:]} ", strict=True):
+        if letter in _LETTERS:
             which, chunk = _LETTERS[letter]
-            if next_of[letter] < microbatches:
-                slots.append(Slot(which, rank, chunk, next_of[letter]))
+            slots.append(Slot(which, rank, chunk, next_of[letter], behind == "+"))
             next_of[letter] += 1
-    return slots
+    later = [*slots[1:], None]
+    return [
+        slot._replace(joined=slot.joined and after is not None and after.microbatch < microbatches)
+        for slot, after in zip(slots, later, strict=True)
+        if slot.microbatch < microbatches
+    ]
+
+
+# DualPipeV, DualPipe [2412.19437 section 3.2.1] cut in half: two chunks of a rank in a V, forwards of one
+# joined to backwards of the other while the pipeline is full. Every rank holds 2 p + 1 chunks of
+# micro-batches. W directly follows a pair while the pipeline is full, and fills the drain.
+
+
+def _dual_v(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+    """The order of a rank; fewer than 2 p micro-batches use a part of the order for 2 p."""
+    nearer = pipeline - rank - 1
+    full = max(microbatches, 2 * pipeline) - 2 * pipeline + rank
+    # On the last rank the first backward reads the forward right before it.
+    first = "f+BWF+bw" if nearer else "fBWF+bw"
+    half, odd = divmod(rank + 1, 2)
+    owed = "w" * odd + "Ww" * half + "w" * nearer
+    return _lettered(
+        rank,
+        microbatches,
+        (
+            ("f", 2 * nearer),
+            ("fF", rank + 1),
+            ("BWF", nearer),
+            (first, 1),
+            ("f+BWF+bw", full),
+            ("BWF+bw", nearer),
+            ("BWbw", half),
+            ("BWb", odd),
+            ("Bb", half),
+            ("".join(f"{letter}b" for letter in owed[:nearer]), 1),
+            (owed[nearer:], 1),
+        ),
+    )
 
 
 # Half (`v-half`) or a third (`v-min`) of the memory of 1F1B [2405.15362].
@@ -448,9 +515,14 @@ _ROWS = (
     Schedule("1f1b", _one_f_one_b, 1.0, 1, ("tight", "whole_passes", "counts_head"), fills=1),
     Schedule("gpipe", _gpipe, 1.0, 1, ("forwards_first",)),
     Schedule("interleaved", _interleaved, 1.0, None, ("in_groups", "counts_head"), fills=3),
+    Schedule("combined-1f1b", _combined, 1.0, 1, ("joins",), fills=2),
+    Schedule(
+        "combined-interleaved", partial(_interleaved, joined=True), 1.0, None, ("in_groups", "joins"), fills=3
+    ),
     Schedule("zb1p", partial(_zero_bubble, 1), 1 / 3, 1, ("splits_backward", "tight"), fills=2),
     Schedule("zb2p", partial(_zero_bubble, 2), 0.0, 1, ("splits_backward", "skewed"), fills=2),
     Schedule("zbv", _zbv, 0.0, CHUNKS, (*_SPLIT_V, "skewed"), fills=2),
+    Schedule("dualpipev", _dual_v, 1 / 3, CHUNKS, (*_SPLIT_V, "fills_only", "joins"), fills=2),
     # That more than 2 p micro-batches do not change their peaks was tried to 20 ranks.
     Schedule(
         "v-half", partial(_in_controlled_memory, _HALF), 1.0, CHUNKS, (*_SPLIT_V, "fills_only"), fills=2
@@ -460,6 +532,8 @@ _ROWS = (
     ),
 )
 SCHEDULES: dict[str, Schedule] = {row.name: row for row in _ROWS}
+JOINED = {"1f1b": "combined-1f1b", "interleaved": "combined-interleaved", "zbv": "dualpipev"}
+"""The schedule that joins the passes of another."""
 
 
 def schedule_called(name: str) -> Schedule:

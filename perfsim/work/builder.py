@@ -8,8 +8,9 @@ micro-batches at once with NumPy. Both give the same columns.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -108,7 +109,44 @@ class Template:
         `after` holds task ids of this template, or ports, which stand for the writers of their tensors.
         """
         ids = self.builder.work_id(work), self.builder.stream_id(stream)
-        return self.columns.append(*ids, -1, block, reads, after, len(work.writes))
+        return self.columns.append(*ids, 0, block, reads, after, len(work.writes))
+
+    def joined(self, other: Template, closes: Callable[[str], bool]) -> Template:
+        """Both templates in turns, the other first if it has several; tasks on streams that `closes` end one.
+
+        Its ports and outputs are those of both. Slots give the tasks of the other their second tag.
+        """
+        parts = self, other
+        first_task = 0, len(self)
+        first_tensor = 0, self.columns.num_tensors
+        closing = [closes(stream) for stream in self.builder.streams]
+        turns = [
+            [*_turns(part.columns, closing, first)] for part, first in zip(parts, first_task, strict=True)
+        ]
+        if len(turns[1]) > 1:
+            turns.reverse()
+        order = [*chain.from_iterable(chain.from_iterable(zip_longest(*turns, fillvalue=())))]
+        rows = [(*row[:-1], number) for number, part in enumerate(parts) for row in part.columns.rows]
+        writes = np.array([row[_ROW.index("num_writes")] for row in rows])
+        new_task = np.argsort(order)
+        new_first = offsets(writes[order])[new_task]
+        new_tensor = np.arange(writes.sum()) + np.repeat(new_first - offsets(writes)[:-1], writes)
+        both = Template(self.builder)
+        both.columns.rows = [rows[task] for task in order]
+        both.columns.tensor_ends = offsets(writes[order])[1:].tolist()
+        both.columns.num_tensors = len(new_tensor)
+        for name, new, firsts in (("reads", new_tensor, first_tensor), ("after", new_task, first_task)):
+            handles = [
+                both.port([*part.ports][-1 - handle]) if handle < 0 else new[first + handle]
+                for part, first in zip(parts, firsts, strict=True)
+                for handle in getattr(part.columns, name)
+            ]
+            starts = offsets(np.array([row[_ROW.index(f"num_{name}")] for row in rows])).astype(np.int32)
+            of_tasks = Ragged(starts, np.array(handles, dtype=np.int32)).rows(np.array(order))
+            setattr(both.columns, name, of_tasks.values.tolist())
+        for part, first in zip(parts, first_tensor, strict=True):
+            both.outputs |= {name: int(new_tensor[first + tensor]) for name, tensor in part.outputs.items()}
+        return both
 
     def writer(self, tensor: int) -> int:
         """The task of this template that writes one of its tensors."""
@@ -123,8 +161,9 @@ class Template:
 
 
 class Slots(NamedTuple):
-    """Slots in emission order, each with its template, its tag and the sources of its ports.
+    """Slots in emission order, each with its template, its tags and the sources of its ports.
 
+    Tags, and what blocks are later, are of shape (slots,), or (2, slots) where templates are joined.
     `sources[name]` is the slot that writes the tensor, for every slot (-1: the slot does not read that
     port), and the name of the output in that slot's template.
     """
@@ -170,6 +209,11 @@ class GraphBuilder:
     def works(self) -> tuple[Work, ...]:
         """The classes of work so far, by id."""
         return tuple(self._works)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams so far, by id."""
+        return tuple(self._streams)
 
     def work_id(self, work: Work) -> int:
         """Id of a class of work; a new class gets the next one."""
@@ -255,6 +299,18 @@ class GraphBuilder:
         )
 
 
+def _turns(columns: _Columns, closing: Sequence[bool], first: int) -> Iterator[list[int]]:
+    """The tasks of a template in turns, numbered from `first`; a turn ends behind tasks that close it."""
+    closed = [closing[row[_ROW.index("stream")]] for row in columns.rows]
+    turn: list[int] = []
+    for number, (ends, next_ends) in enumerate(pairwise([*closed, False]), first):
+        turn.append(number)
+        if ends and not next_ends:
+            yield turn
+            turn = []
+    yield turn
+
+
 def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, Ints]:
     """The columns of the `count` tasks of all slots."""
     templates = stamped.templates
@@ -266,9 +322,11 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
         where = begin[rows][:, None] + np.arange(len(template))
         for name in _SINGLE:
             columns[name][where] = of[name]
+        part = of["tag"]
         if slots.later is not None:
-            columns["block"][where] += np.where(of["block"] >= 0, slots.later[rows][:, None], 0)
-        columns["tag"][where] = slots.tag[rows][:, None]
+            later = np.atleast_2d(slots.later)[part[None], rows[:, None]]
+            columns["block"][where] += np.where(of["block"] >= 0, later, 0)
+        columns["tag"][where] = np.atleast_2d(slots.tag)[part[None], rows[:, None]]
     for name, lengths in (("reads", "num_reads"), ("after", "num_after")):
         is_task = name == "after"
         first = stamped.first_task if is_task else stamped.first_tensor

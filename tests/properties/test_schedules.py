@@ -18,6 +18,7 @@ Shape = tuple[str, int, int, int]
 SPLIT = sorted(name for name, known in SCHEDULES.items() if known.has("splits_backward"))
 ZERO_BUBBLE = ("zb1p", "zb2p", "zbv")
 V_SHAPED = ("v-half", "v-min")
+JOINS = tuple(name for name, known in SCHEDULES.items() if known.has("joins"))
 
 
 def orders_of(name: str, *shape: int) -> list[StageOrder]:
@@ -28,7 +29,7 @@ def orders_of(name: str, *shape: int) -> list[StageOrder]:
 def shapes(draw: st.DrawFn, names: tuple[str, ...] = tuple(sorted(SCHEDULES))) -> Shape:
     name = draw(st.sampled_from(names))
     pipeline = draw(st.integers(1, 6))
-    if name == "interleaved":
+    if SCHEDULES[name].has("in_groups"):
         return name, pipeline, draw(st.integers(1, 4)), pipeline * draw(st.integers(1, 4))
     return name, pipeline, SCHEDULES[name].chunks or 1, draw(st.integers(1, 20))
 
@@ -49,12 +50,29 @@ def test_every_stage_runs_each_pass_of_each_micro_batch_and_chunk_once(shape: Sh
             for chunk in range(virtual)
             for number in range(microbatches)
         }
-        assert Counter(order) == Counter(expected)
+        assert Counter(slot._replace(joined=False) for slot in order) == Counter(expected)
+
+
+@given(shapes(JOINS))
+def test_joined_passes_are_of_two_micro_batches_and_begin_together_without_a_deadlock(shape: Shape) -> None:
+    orders = orders_of(*shape)
+    name, pipeline, virtual, microbatches = shape
+    merged = SCHEDULES[name].placement(pipeline, virtual).merged(orders)
+    pairs = [(slot, after) for slot, after in pairwise(merged) if slot.joined]
+    assert all(
+        (forward.which, backward.which, forward.stage) == ("F", "B", backward.stage)
+        and forward.microbatch != backward.microbatch
+        for forward, backward in pairs
+    )
+    assert len(pairs) == sum(slot.joined for order in orders for slot in order)
+    if microbatches >= 4 * pipeline:
+        assert len(pairs) >= sum(map(len, orders)) / len(passes(name)) / 4
 
 
 @given(shapes())
 def test_a_backward_follows_its_own_forward_and_weight_gradients_their_own_backward(shape: Shape) -> None:
     for order in orders_of(*shape):
+        order = [slot._replace(joined=False) for slot in order]
         turn = {slot: number for number, slot in enumerate(order)}
         for earlier, later in pairwise(passes(shape[0])):
             slots = [slot for slot in order if slot.which == later]
@@ -170,13 +188,14 @@ def test_where_weight_inputs_are_as_large_as_activations_zero_bubble_holds_what_
         "zb1p": pipeline,
         "zb2p": 2 * pipeline - 1,
         "zbv": pipeline,
+        "dualpipev": pipeline + 0.5,
         "v-half": (pipeline + 2) // 2,
         "v-min": (pipeline + 4) // 3,
     }[name]
     promised = min(promised, pipeline) if name in V_SHAPED else promised
     held = [peak(order, 1, 1, split=True) / virtual for order in orders_of(*shape)]
     assert max(held) == min(promised, microbatches)
-    if microbatches >= 2 * pipeline - 1 and name not in V_SHAPED:
+    if microbatches >= 2 * pipeline and name not in V_SHAPED:
         assert set(held) == {promised}, "the same on every stage"
 
 
@@ -184,10 +203,16 @@ Times = tuple[float, float, float]
 """Seconds of F, B and W of one micro-batch through all chunks of a rank."""
 
 
+def units(merged: list[Slot]) -> list[list[Slot]]:
+    """Slots that run as one."""
+    behind = [False, *(slot.joined for slot in merged)]
+    return [merged[at : at + 1 + merged[at].joined] for at in range(len(merged)) if not behind[at]]
+
+
 def step_s(shape: Shape, times: Times, steps: int = 3) -> tuple[float, float]:
     """The first step's end, and the time between the ends of the last two, ranks never waiting between.
 
-    Sending takes no time.
+    Sending takes no time. Joined passes begin and end together.
     """
     name, pipeline, virtual, _ = shape
     places = SCHEDULES[name].placement(pipeline, virtual)
@@ -197,11 +222,12 @@ def step_s(shape: Shape, times: Times, steps: int = 3) -> tuple[float, float]:
     ends = []
     for _step in range(steps):
         done: dict[tuple[str, int, int], float] = {}
-        for slot in merged:
-            stage = places.places[slot.stage][slot.chunk]
-            ready = (done[before] for before in reads(slot, stage, places.num_stages))
-            start = max([free[slot.stage], *ready])
-            free[slot.stage] = done[slot.which, stage, slot.microbatch] = start + takes[slot.which]
+        for together in units(merged):
+            rank = together[0].stage
+            at = [(slot, places.places[rank][slot.chunk]) for slot in together]
+            ready = [done[before] for slot, stage in at for before in reads(slot, stage, places.num_stages)]
+            free[rank] = max([free[rank], *ready]) + sum(takes[slot.which] for slot in together)
+            done |= {(slot.which, stage, slot.microbatch): free[rank] for slot, stage in at}
         ends.append(max(free))
     return ends[0], ends[-1] - ends[-2]
 
@@ -229,6 +255,14 @@ def test_zero_bubble_with_equal_passes_is_as_published(shape: Shape) -> None:
     filled = SCHEDULES[name].bubble * 3 * (pipeline - 1) / virtual
     assert filled == pytest.approx(pipeline - 1 if name == "zb1p" else 0)
     assert idle_s(shape, (1, 1, 1)) == pytest.approx(max(filled, unfilled))
+
+
+@given(st.integers(1, 9), st.integers(18, 30))
+def test_dualpipev_idles_as_published(pipeline: int, microbatches: int) -> None:
+    """(P / 2 - 1) (F&B + B - 3 W) with P chunks [DualPipe, README]; W follows a pair of F and B without it."""
+    published = (pipeline - 1) * ((1 + 1) + 2 - 3)
+    assert idle_s(("dualpipev", pipeline, 2, microbatches), (2, 2, 2)) == pytest.approx(published)
+    assert SCHEDULES["dualpipev"].bubble * 6 * (pipeline - 1) / 2 == pytest.approx(published)
 
 
 @given(st.integers(2, 9), st.integers(9, 20))

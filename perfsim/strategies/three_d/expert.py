@@ -100,6 +100,8 @@ class ExpertGroup(Half):
     dispatcher: Dispatcher = "all_to_all"
     waits: bool = False
     """Whether the host has work in every pass, once it knows how many rows go where."""
+    joins: bool = False
+    """Whether rows travel while another pass computes."""
 
     @property
     def divided(self) -> bool:
@@ -178,7 +180,8 @@ class ExpertGroup(Half):
     ) -> tuple[Made, Made]:
         """Write a pass; returns what its last task makes, and what the experts make."""
         works = self.parts(which)
-        stream = self.compute if works.shared is None else f"{self.device}/{EXPERT_STREAM}"
+        apart = self.joins or works.shared is not None
+        stream = f"{self.device}/{EXPERT_STREAM}" if apart else self.compute
         first = rows = self._task(template, works.begin, reads, block, after).output
         host = f"{self.device}/{HOST_STREAM}"
         waits = [

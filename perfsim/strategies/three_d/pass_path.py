@@ -70,6 +70,8 @@ class _Passes(NamedTuple):
     """Of every pass and stage before its layers, shape (rows, 3, stages)."""
     layer_s: Floats
     """Of every pass and layer, without what is recomputed, shape (rows, 3, layers)."""
+    hidden_s: Floats
+    """By which each of two joined passes is shorter, shape (rows, layers)."""
     redone_s: Floats
     """Recomputed before the backward of every layer."""
     end_s: Floats
@@ -144,6 +146,7 @@ class _Passes(NamedTuple):
             first,
             begin_s,
             layer_s,
+            steps.hidden_s[:, kinds],
             prices.recompute[:, kinds] * redone,
             end_s,
             np.where(crosses, steps.hops[every[:, None], apart.astype(np.int64)], 0.0),
@@ -198,20 +201,22 @@ def _step_s(job: Job, steps: Steps, passes: _Passes, row: int, update_s: float) 
 def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Any, ...]:
     """The passes of a step, rank by rank in the order of each, as `_follow` takes them.
 
-    The first pass of every rank and the count of all; pass, virtual stage and micro-batch of each; and the
-    passes, virtual stages and micro-batches of which a place in a table is kept.
+    The first pass of every rank and the count of all; pass, virtual stage and micro-batch of each, and
+    whether it is joined to another; and the passes, virtual stages and micro-batches of which a place in a
+    table is kept.
     """
     row = schedule_called(schedule)
     orders = row.orders(pipeline, virtual, microbatches)
     placement = row.placement(pipeline, virtual)
     slots = [slot for order in orders for slot in order]
     passes = np.array([_PASSES[slot.which] for slot in slots], dtype=np.int32)
-    rank, chunk, microbatch = (
-        np.fromiter(map(itemgetter(part), slots), np.int32, len(slots)) for part in (1, 2, 3)
+    rank, chunk, microbatch, joined = (
+        np.fromiter(map(itemgetter(part), slots), np.int32, len(slots)) for part in (1, 2, 3, 4)
     )
+    joined[1:] += joined[:-1]
     place = np.array(placement.places, dtype=np.int32)[rank, chunk]
     start = np.cumsum([0, *map(len, orders)], dtype=np.int32)
-    return start, passes, place, microbatch, (len(_PASSES), placement.num_stages, microbatches)
+    return start, passes, place, microbatch, joined, (len(_PASSES), placement.num_stages, microbatches)
 
 
 @cache
@@ -229,10 +234,12 @@ def _follow(
     which: Ints,
     place: Ints,
     microbatch: Ints,
+    joined: Ints,
     shape: tuple[int, int, int],
     first: Ints,
     begin_s: Floats,
     layer_s: Floats,
+    hidden_s: Floats,
     redone_s: Floats,
     end_s: Floats,
     hop_s: Floats,
@@ -273,8 +280,18 @@ def _follow(
                     read_s = arrivals[BACKWARD, at + 1, batch] if at < last else arrivals[FORWARD, at, batch]
                 elif at > 0:
                     read_s = arrivals[FORWARD, at - 1, batch]
+                if joined[reached[on]] and kind == FORWARD:  # it begins with the backward behind it
+                    behind = place[reached[on] + 1]
+                    other = microbatch[reached[on] + 1]
+                    of_loss = behind == last
+                    other_s = arrivals[FORWARD if of_loss else BACKWARD, behind + 1 - of_loss, other]
+                    read_s = min(read_s, other_s) if min(read_s, other_s) < 0.0 else max(read_s, other_s)
                 if read_s < 0.0:
                     break
+                starts_s = begin_s[kind, at]
+                if joined[reached[on]]:
+                    for layer in range(first[at], first[at + 1]):
+                        starts_s -= hidden_s[layer]
                 reached[on] += 1
                 proceeds = True
                 low = first[at]
@@ -282,7 +299,7 @@ def _follow(
                 now = max(free[on], read_s)
                 if sharded and kind == FORWARD:
                     data[on] += gather_ends_s
-                    now = max(now, data[on]) + begin_s[kind, at]
+                    now = max(now, data[on]) + starts_s
                     earlier = now
                     for layer in range(low, high):
                         if layer >= low + IN_FLIGHT:
@@ -293,7 +310,7 @@ def _follow(
                     freed[0, on] = now
                     now += end_s[kind, at]
                 elif sharded and kind == BACKWARD:
-                    now += begin_s[kind, at]
+                    now += starts_s
                     data[on] += gather_s
                     arrived = data[on]
                     for layer in range(high - 1, low - 1, -1):
@@ -311,7 +328,7 @@ def _follow(
                     latest, before, whole = freed[:, on]
                     if at == last and reduce_ends_s[at] > 0.0:
                         now = max(now, whole)
-                    now += begin_s[kind, at]
+                    now += starts_s
                     for layer in range(high - 1, low - 1, -1):
                         if kind == BACKWARD:
                             now += redone_s[layer]
@@ -334,7 +351,7 @@ def _follow(
                     else:
                         now += reduce_ends_s[at]
                 else:
-                    now += begin_s[kind, at] + end_s[kind, at]
+                    now += starts_s + end_s[kind, at]
                     for layer in range(low, high):
                         now += layer_s[kind, layer]
                         if kind == BACKWARD:

@@ -125,6 +125,10 @@ class _PassPrices(NamedTuple):
     weights: Floats
     """Weight gradients of one layer where they are a pass of their own."""
     recompute: Floats
+    computes: Floats
+    """Compute of a forward and a backward in turns."""
+    in_turns: Floats
+    """What else limits them: messages, the host, and turns that wait for one another; 0 without rows."""
     embedding_forward: Floats
     embedding_backward: Floats
     embedding_weights: Floats
@@ -158,10 +162,20 @@ class _PassPrices(NamedTuple):
     hosted_backward: Floats
     dispatched: Floats
     """The way of rows to experts, next to which shared experts run."""
+    exchanged: Floats
+    """The way of rows to experts and back."""
+    rows: Floats
+    """What experts compute of them, forward."""
+    rows_backward: Floats
+    rows_inputs: Floats
     beside: Floats
     """Shared experts, forward."""
     beside_backward: Floats
     beside_inputs: Floats
+
+
+_OF_LAYERS = _PassPrices._fields.index("embedding_forward")
+"""Prices of every kind of layer; the others are of the last kind."""
 
 
 @lru_cache(maxsize=16384)
@@ -205,6 +219,8 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: i
 _EXPERTS = LayerKind(experts=True)
 _REPEATS_EXPERTS = np.array([*("moe" in RECOMPUTED[mode] for mode in MODES), True])
 """Whether a mode sends rows to experts again; the last is a full recompute that stops early."""
+_ROWS = {"forward": "rows", "backward": "rows_backward", "dgrad": "rows_inputs"}
+"""Roles of what experts compute of rows."""
 _HOSTED = ("hosted", "hosted_backward")
 """Roles of what runs while the host waits for the counts of rows."""
 
@@ -238,8 +254,12 @@ def _routed_terms(
 ) -> Named:
     """Routed experts on the rows that arrive, and the way of rows to them and back."""
     group = _experts(job, sequences, ranks, expert, shared_by)
-    works = (group.parts(which).experts, *group.to_experts, *group.from_experts)
-    return dict.fromkeys(roles, works) | ({"dispatched": group.to_experts} if which == "forward" else {})
+    experts = group.parts(which).experts
+    exchanges = *group.to_experts, *group.from_experts
+    named: dict[str, Sequence[Work]] = dict.fromkeys(roles, (experts, *exchanges))
+    if which in _ROWS:
+        named[_ROWS[which]] = (experts,)
+    return named | ({"dispatched": group.to_experts, "exchanged": exchanges} if which == "forward" else {})
 
 
 @lru_cache(maxsize=16384)
@@ -349,21 +369,34 @@ class Passes:
         waits_backward = np.maximum(0.0, prices.host - (prices.hosted_backward - hidden_backward))
         forward = ring + waits - hidden
         backward = np.where(splits, prices.inputs, prices.backward) - hidden_backward
+        computes, in_turns = _in_turns_s(
+            prices,
+            prices.forward + ring,
+            backward + hidden_backward + ring_backward,
+            np.where(splits, prices.rows_inputs, prices.rows_backward),
+            np.where(splits, prices.beside_inputs, prices.beside_backward),
+        )
         prices = prices._replace(
+            computes=computes,
+            in_turns=in_turns,
             forward=prices.forward + forward,
             backward=backward + ring_backward + waits_backward,
             recompute=prices.recompute
             + np.where(mode >= full, ring, 0.0)
             + np.where(_REPEATS_EXPERTS[mode], waits - hidden, 0.0),
         )
-        of_layers = [column.T for column in prices[:4]]
-        self._prices = _PassPrices(*of_layers, *(column[-1][:, None] for column in prices[4:]))
+        of_layers = [column.T for column in prices[:_OF_LAYERS]]
+        self._prices = _PassPrices(*of_layers, *(column[-1][:, None] for column in prices[_OF_LAYERS:]))
         self._limited = self._limited_s(costs, seconds)
         role = "farthest_send" if topology.num_devices > topology.devices_per_node else "send"
         taken_by_sends = self._terms.shares(costs.taken, role)
         sent = [getattr(self._sums(share), role)[-1] for share in taken_by_sends]
         self.sent = np.stack(sent, axis=1)
         """What a message between pipeline ranks takes of a device, shape (shares, 2)."""
+        taken_by_rows = self._terms.shares(costs.taken, "exchanged") * seconds
+        rows = [self._sums(share).exchanged[-1] for share in taken_by_rows]
+        self.exchanged = np.stack(rows, axis=1) / np.maximum(prices.exchanged[-1], TINY_S)[:, None]
+        """What the way of rows to experts takes of a device, shape (shares, 2)."""
         crossing = self._terms.adds_to("forward", "backward", "inputs", "dispatched")
         of_nics = self._sums(_on_nics_s(crossing, seconds, topology, costs))
         backward_s = np.where(splits, of_nics.inputs, of_nics.backward)
@@ -474,6 +507,36 @@ class Passes:
         forward, backward = (limited.take(self.of_row[rows], axis=0) for limited in self._limited)
         backward_s = (passes.backward + passes.weights)[:, -1:]
         return forward / passes.forward[:, -1:], backward / backward_s
+
+
+def _in_turns_s(
+    part: _PassPrices, forward: Floats, backward: Floats, rows_backward: Floats, beside_backward: Floats
+) -> tuple[Floats, Floats]:
+    """Compute of a layer's forward and backward in turns, and what else limits them.
+
+    The turns are attention forward, experts backward, experts forward and attention backward. The rows that
+    end a turn are read by the turn after the next, behind its shared experts, and follow the rows of the turn
+    before.
+    """
+    to = part.dispatched
+    back = part.exchanged - to
+    attention = forward - part.exchanged - part.rows - part.beside
+    attention_backward = backward - part.exchanged - rows_backward - beside_backward
+    waits = attention, rows_backward, part.rows, attention_backward
+    turns = attention, rows_backward + beside_backward, part.rows + part.beside, attention_backward
+    rows = to, back, back, to
+    limit = 2 * np.maximum(part.exchanged, part.host)
+    limit = np.maximum(limit, part.host + np.maximum(attention, attention_backward))
+    for first in range(len(turns)):
+        at, after, later = (np.roll(np.arange(len(turns)), -first))[:3]
+        for chain_s in (
+            rows[at] + waits[later] + rows[later],
+            rows[at] + rows[after] + rows[later],
+            turns[after] + rows[after] + rows[later],
+            turns[after] + turns[later] + rows[later],
+        ):
+            limit = np.maximum(limit, waits[at] + chain_s)
+    return np.add.reduce(turns), np.where(part.exchanged > 0, limit, 0.0)
 
 
 def _rings_s(ranks: Ints, part: _PassPrices) -> tuple[Floats, Floats]:

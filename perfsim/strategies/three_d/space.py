@@ -126,7 +126,8 @@ class Columns:
     @property
     def kind_keys(self) -> tuple[Ints, ...]:
         """What tells kinds of layouts apart: degrees, ZeRO stage, recompute and schedule."""
-        schedule = np.where(self.pipeline > 1, 1 + self.divisions.schedule[self.division], 0)
+        ordered = (self.pipeline > 1) | self.of_schedules("joins")
+        schedule = np.where(ordered, 1 + self.divisions.schedule[self.division], 0)
         degrees = self.tensor, self.context, self.expert
         return *degrees, self.zero, self.recompute, np.asarray(self.recompute_every > 1, np.int64), schedule
 
@@ -269,7 +270,8 @@ def layout_space(
     shares = "context" in free_degrees and (shares_sequences or needed)
     limits = job.runtime.searched
     runs = partial(_runs, limits)
-    shape = _Shape(job.model.num_layers, _head_layers(job), kind_numbers(job.model), limits)
+    model = job.model
+    shape = _Shape(model.num_layers, _head_layers(job), kind_numbers(model), bool(model.experts), limits)
 
     def is_legal(data: int, pipeline: int) -> bool:
         shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
@@ -315,6 +317,7 @@ class _Shape(NamedTuple):
     head: int
     """Layers that the LM head counts as."""
     kinds: tuple[int, ...]
+    has_experts: bool
     limits: Limits | None
 
 
@@ -385,12 +388,15 @@ def _expert_degrees(
 @lru_cache(maxsize=1024)
 def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     """Every schedule and number of chunks on so many pipeline ranks; layers also with the LM head counted."""
-    num_layers, head, kinds, limits = shape
+    num_layers, head, kinds, has_experts, limits = shape
     runs = partial(_runs, limits)
-    if pipeline == 1:
-        return (divided("1f1b", 1, 1, num_layers, kinds=kinds),)
     divisions = []
+    if pipeline == 1:
+        divisions.append(divided("1f1b", 1, 1, num_layers, kinds=kinds))
     for name, schedule in SCHEDULES.items():
+        joins = schedule.has("joins")
+        if (joins and not has_experts) or (pipeline == 1 and not (joins and schedule.chunks == 1)):
+            continue
         if not runs(pipeline=pipeline, schedule=name):
             continue
         most = (num_layers + ENDS) // pipeline
@@ -453,13 +459,17 @@ def _combined(
     if not (sharded and splits and modes):
         return np.zeros((len(_COLUMNS), 0), dtype=np.int64)
     microbatches = share // np.array(sizes, dtype=np.int64)
-    in_groups, fills_only = (
-        divisions.of_schedules(trait)[numbers, None] for trait in ("in_groups", "fills_only")
+    in_groups, fills_only, joins = (
+        divisions.of_schedules(trait)[numbers, None] for trait in ("in_groups", "fills_only", "joins")
     )
     legal = ~in_groups | (microbatches % pipeline == 0)
     legal &= ~fills_only | (microbatches >= pipeline)
     shape = (len(experts), *legal.shape, len(sharded), len(splits), len(modes))
-    at = np.nonzero(np.broadcast_to(legal[..., None, None, None], shape))
+    # Passes are joined for rows that travel, and under ZeRO 3 a micro-batch is alone.
+    travels = np.array([ranks > 1 or shared > 1 for ranks, shared in experts])[:, None, None]
+    allowed = np.broadcast_to((legal & (~joins | travels))[..., None, None, None], shape)
+    alone = np.array([stage == SHARDED for stage, _ in sharded])[:, None, None]
+    at = np.nonzero(allowed & ~(joins[..., None, None, None] & alone))
     expert, expert_tensor = np.array(experts).T[:, at[0]]
     zero, shards = np.array(sharded).T[:, at[3]]
     recompute, every = np.array(modes).T[:, at[5]]

@@ -56,6 +56,8 @@ def points(text: str, runs: Sequence[Reached] = RUNS, **given: Any) -> int:
         ("tp=2,pp=2,zero=1", 0),
         ("tp=8,pp=2,zero=1", 0),  # a degree of another run of this ZeRO stage
         ("tp=2,pp=2,zero=1,schedule=zb1p", 1),
+        ("tp=2,pp=2,zero=1,schedule=combined-1f1b", 2),  # another order, and passes that are joined
+        ("tp=4,schedule=combined-1f1b", 2),
         ("tp=2,zero=1,schedule=zb1p", 1),  # a single stage has no schedule
         ("tp=2,zero=1,recompute=full,recompute_every=2", 1),
         ("tp=4,zero=3", 1),  # as the run without ZeRO

@@ -17,7 +17,7 @@ from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.strategies import Plan, strategy
+from perfsim.strategies import Plan, schedules, strategy
 from perfsim.strategies.three_d.layers import expert_load
 from perfsim.testing import toys
 from perfsim.work import RankGroup, TaskGraph
@@ -26,6 +26,12 @@ from perfsim.work.counts import parameters
 EXPERTS = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 512}
 FUSED = {"attention": "flash", "dropout": False, "routing": "balanced"}
 ON_EIGHT = ParallelLayout(data=8, expert=8)
+IN_TWO = ParallelLayout(pipeline=2, data=4, expert=4, virtual_pipeline=2)
+JOINED = (
+    replace(ON_EIGHT, schedule="combined-1f1b"),
+    replace(IN_TWO, schedule="combined-interleaved"),
+    replace(IN_TWO, schedule="dualpipev"),
+)
 
 
 def job_of(batch: int = 8, recipe: dict[str, Any] | None = None, **experts: Any) -> Job:
@@ -109,7 +115,7 @@ def both_s(plan: Plan) -> tuple[float, float]:
     """The closed form, and the simulated step."""
     graph = plan.graph()
     costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
-    simulated_s = critical_path(graph, price(graph, costs)).step_time_s / len(graph.step_ends)
+    simulated_s = critical_path(graph, price(graph, costs)).step_time_s
     return strategy("3d").estimate_s(plan, costs), simulated_s
 
 
@@ -122,12 +128,31 @@ def both_s(plan: Plan) -> tuple[float, float]:
         ParallelLayout(tensor=2, sequence_parallel=True, data=4, expert=4, expert_tensor=2, recompute="full"),
         ParallelLayout(pipeline=2, data=4, expert=4, micro_batch_size=1),
         ParallelLayout(pipeline=2, data=4, expert=4, schedule="zb1p"),
+        *JOINED,
     ],
 )
 @pytest.mark.parametrize("graph", [False, True])
 def test_the_closed_form_is_close_to_the_simulation(layout: ParallelLayout, graph: bool) -> None:
     estimated_s, simulated_s = both_s(on_h100(job_of(32), layout, graph=graph))
     assert estimated_s == pytest.approx(simulated_s, rel=0.1)
+
+
+@pytest.mark.parametrize("joined", JOINED)
+def test_joined_passes_hide_rows_behind_compute_but_neither_of_them_behind_itself(
+    joined: ParallelLayout,
+) -> None:
+    apart = next(name for name, other in schedules.JOINED.items() if other == joined.schedule)
+    plans = [on_h100(job_of(96), layout) for layout in (joined, replace(joined, schedule=apart))]
+    joined_s, apart_s = (both_s(plan)[1] for plan in plans)
+    graph = plans[0].graph()
+    seconds = price(graph, machine_of(plans[0].system).costs(plans[0].topology, plans[0].job.recipe))
+    steps = len(graph.step_ends)
+    busy_s = {
+        stream: seconds[graph.stream == number].sum() / steps for number, stream in enumerate(graph.streams)
+    }
+    travels_s = busy_s["gpu0/nccl-experts"]
+    assert max(travels_s, busy_s["gpu0/compute"]) <= joined_s < apart_s
+    assert apart_s - joined_s >= 0.7 * min(travels_s, busy_s["gpu0/compute"])
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.3])

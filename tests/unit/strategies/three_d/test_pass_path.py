@@ -13,6 +13,7 @@ from perfsim.prediction.planner import Search
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Step
 from perfsim.specs.layout import ParallelLayout, parsed_settings
+from perfsim.strategies.schedules import JOINED
 from perfsim.strategies.three_d import pass_path
 from perfsim.strategies.three_d.closed_form import Priced
 from perfsim.strategies.three_d.pass_path import path_steps_s
@@ -88,6 +89,7 @@ EXACT = {
     "interleaved, recomputed": "tp=8,pp=4,dp=4,vpp=11,schedule=interleaved,recompute=full,recompute_every=3",
     "MLPs recomputed": "tp=8,pp=4,dp=4,sp=true,recompute=mlp",
     "weight gradients apart": "tp=8,pp=4,dp=4,schedule=zb1p",
+    "joined": "tp=8,pp=4,dp=4,vpp=2,schedule=combined-interleaved",
     "in a V": "tp=8,pp=2,dp=8,vpp=2,schedule=zbv",
     "ZeRO 2": "tp=8,pp=4,dp=4,zero=2",
     "ZeRO 2, chunks of a layer": "tp=4,pp=4,dp=8,vpp=11,schedule=interleaved,zero=2",
@@ -102,6 +104,13 @@ def test_without_contention_the_path_is_the_step(text: str) -> None:
     layout = layout_of(text)
     alone_s = simulated_s(question, layout, contention=False)
     assert alone_s * 0.996 <= path_s(question, layout) <= alone_s * 1.1
+
+
+@pytest.mark.parametrize("schedule", JOINED.values())
+def test_the_path_hides_rows_of_joined_passes_as_the_simulation_does(schedule: str) -> None:
+    question = question_of({"model": "mixtral_8x7b", "system": "dgx-h100", "devices": 64, "batch": 512})
+    layout = layout_of(f"pp=4,dp=16,ep=8,zero=1,vpp={2 - (schedule == 'combined-1f1b')},schedule={schedule}")
+    assert path_s(question, layout) == pytest.approx(simulated_s(question, layout), rel=0.01)
 
 
 @pytest.mark.parametrize("expert", [8, 16])

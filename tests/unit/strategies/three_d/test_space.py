@@ -11,7 +11,7 @@ import pytest
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
-from perfsim.strategies.schedules import SCHEDULES
+from perfsim.strategies.schedules import JOINED, SCHEDULES
 from perfsim.strategies.three_d.division import ENDS, divided
 from perfsim.strategies.three_d.legal import refusals_of
 from perfsim.strategies.three_d.space import (
@@ -66,7 +66,7 @@ def test_the_space_is_every_combination_that_keeps_the_rules(num_layers: int) ->
             continue
         data = 4 // tensor // pipeline
         schedule = SCHEDULES[name]
-        if (pipeline == 1 and name != "1f1b") or (data == 1 and zero):
+        if (pipeline == 1 and name != "1f1b") or (data == 1 and zero) or schedule.has("joins"):
             continue
         if schedule.has("fills_only") and 12 // data // size < pipeline:
             continue
@@ -140,6 +140,14 @@ def test_the_planner_tries_what_makes_a_difference(
 ) -> None:
     listed = strategy(name).layouts(job, toys.topology(devices))
     assert {getattr(layout, field) for layout in listed} == values
+
+
+def test_passes_are_joined_where_rows_travel_and_a_micro_batch_is_not_alone() -> None:
+    listed = strategy("3d").layouts(toys.job(16, experts=EXPERTS), toys.topology(8))
+    joined = [layout for layout in listed if SCHEDULES[layout.schedule].has("joins")]
+    assert {layout.schedule for layout in joined} == set(JOINED.values())
+    assert {layout.pipeline for layout in joined} == {1, 2, 4}
+    assert all(layout.expert * layout.expert_tensor > 1 and layout.zero_stage < 3 for layout in joined)
 
 
 @pytest.mark.parametrize(("pipeline", "stages"), [(4, (15, 15, 16, 15)), (2, (31, 30)), (1, (61,))])
