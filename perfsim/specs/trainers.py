@@ -282,7 +282,8 @@ class Limits:
         if near:
             reason = near[-1].reason(layout, self.month)
         else:
-            known = [written(one) for row in rows for one in row.values or ()]
+            there = (row for row in rows if not self.month or existed(row.since, self.month))
+            known = [written(one) for row in there for one in row.values or ()]
             reason = f"its values are {', '.join(known)}" if known else "it has no setting for it"
         return f"{axis} {written(value)}: {reason}"
 

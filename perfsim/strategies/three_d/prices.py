@@ -393,10 +393,12 @@ class Passes:
         sent = [getattr(self._sums(share), role)[-1] for share in taken_by_sends]
         self.sent = np.stack(sent, axis=1)
         """What a message between pipeline ranks takes of a device, shape (shares, 2)."""
-        taken_by_rows = self._terms.shares(costs.taken, "exchanged") * seconds
-        rows = [self._sums(share).exchanged[-1] for share in taken_by_rows]
-        self.exchanged = np.stack(rows, axis=1) / np.maximum(prices.exchanged[-1], TINY_S)[:, None]
-        """What the way of rows to experts takes of a device, shape (shares, 2)."""
+        self.exchanged = np.zeros_like(self.sent)
+        """What the way of rows to experts takes of a device where passes are joined, shape (shares, 2)."""
+        if columns.of_schedules("joins").any():
+            taken_by_rows = self._terms.shares(costs.taken, "exchanged") * seconds
+            rows = [self._sums(share).exchanged[-1] for share in taken_by_rows]
+            self.exchanged = np.stack(rows, axis=1) / np.maximum(prices.exchanged[-1], TINY_S)[:, None]
         crossing = self._terms.adds_to("forward", "backward", "inputs", "dispatched")
         of_nics = self._sums(_on_nics_s(crossing, seconds, topology, costs))
         backward_s = np.where(splits, of_nics.inputs, of_nics.backward)

@@ -251,6 +251,8 @@ LEAST_POSITIONS = 2_048
 """Of a sequence on a context rank, in the layouts that are tried; with fewer, messages cannot hide."""
 RECOMPUTE_EVERY = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Of how many layers one is recomputed, in the layouts that are tried."""
+MOST_JOINED = 4
+"""Chunks of a rank whose passes are joined, in the layouts that are tried; both ends of each expose rows."""
 
 
 def layout_space(
@@ -400,7 +402,8 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
         if not runs(pipeline=pipeline, schedule=name):
             continue
         most = (num_layers + ENDS) // pipeline
-        chunks = range(2, most + 1) if schedule.chunks is None else (schedule.chunks,)
+        several = range(2, (min(most, MOST_JOINED) if joins else most) + 1)
+        chunks = several if schedule.chunks is None else (schedule.chunks,)
         heads = (0, head) if schedule.has("counts_head") and head > 1 else (0,)
         for counted in heads:
             listed = (divided(name, pipeline, count, num_layers, counted, kinds) for count in chunks)
