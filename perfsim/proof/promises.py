@@ -6,8 +6,8 @@ less, where a warm-up that is too short makes neighbours wait.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 
 from perfsim.costs.memory import state_bytes
 from perfsim.proof.parameters import WORDS, Place, Share
@@ -123,31 +123,18 @@ COUNTED = ("attention", "attention.qkv", "layer")
 """The part of a layer that is counted, of attention one task, or layers that are written as one task."""
 
 
-def _one_after_the_other(passes: Sequence[Slot], size: int) -> list[Slot]:
-    """The layers of each pass of a chunk of so many together, of two in turns those of the forward first."""
-    layers = sorted({slot.chunk for slot in passes})
-    chunk_of = {layer: number // size for number, layer in enumerate(layers)}
-    steps: Counter[Slot] = Counter()
-    together: dict[Hashable, list[Slot]] = defaultdict(list)
-    order: list[Hashable] = []
-    for slot in passes:
-        own = steps[slot], slot.which, slot.microbatch, chunk_of[slot.chunk]
-        if own not in together:
-            in_turns = slot.which == "F" and order and len(together[order[-1]]) < size
-            order.insert(len(order) - bool(in_turns), own)
-        together[own].append(slot)
-        steps[slot] += 1
-    return [slot for own in order for slot in together[own]]
-
-
 def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
     """Each rank whose peak, in micro-batches of its whole stage, is not what its schedule promises.
 
     Only plans of layouts with pipeline schedules promise this. Stages whose chunks have different numbers of
-    layers are left out, because a promise in micro-batches does not tell their layers.
+    layers are left out, because a promise in micro-batches does not tell their layers, and so are joined
+    passes, of which one frees layers while the other still makes some.
     """
     layout = plan.layout
     if not isinstance(layout, ParallelLayout) or layout.layers_per_stage is not None:
+        return
+    schedule = schedule_called(layout.schedule)
+    if schedule.has("joins"):
         return
     passes_of: dict[int, list[Slot]] = defaultdict(list)
     """By rank: the passes of every layer in the order of its tasks, with the layer as the chunk."""
@@ -159,12 +146,11 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
     for rank, passes in passes_of.items():
         stage = rank // layout.width
         chunks = (1,) * layout.virtual_pipeline
-        schedule = schedule_called(layout.schedule)
         promised = in_flight(schedule, stage, layout.pipeline, chunks, plan.num_microbatches)
         layers = {slot.chunk: 1 for slot in passes}
         if len(layers) % len(chunks):
             continue
-        held = held_at_peak(_one_after_the_other(passes, len(layers) // len(chunks)), layers)
+        held = held_at_peak(passes, layers)
         if held != promised:
             actual, planned = (
                 " or ".join(f"{at.activations:.4g} + {at.weight_inputs:.4g}" for at in moments)
