@@ -259,7 +259,7 @@ def test_zero_bubble_with_equal_passes_is_as_published(shape: Shape) -> None:
 
 @given(st.integers(1, 9), st.integers(18, 30))
 def test_dualpipev_idles_as_published(pipeline: int, microbatches: int) -> None:
-    """(P / 2 - 1) (F&B + B - 3 W) with P chunks [DualPipe, README]; W follows a pair of F and B without it."""
+    """(P / 2 - 1) (F&B + B - 3 W) with P chunks [DualPipe, README]; W follows a pair."""
     published = (pipeline - 1) * ((1 + 1) + 2 - 3)
     assert idle_s(("dualpipev", pipeline, 2, microbatches), (2, 2, 2)) == pytest.approx(published)
     assert SCHEDULES["dualpipev"].bubble * 6 * (pipeline - 1) / 2 == pytest.approx(published)
