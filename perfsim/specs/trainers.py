@@ -271,8 +271,9 @@ class Limits:
         """Axes in use of which no row holds the value."""
         rows = TRAINERS[self.tool].rows
         for axis in AXES:
-            runs = any(row.axis == axis and row.holds(layout, self.month) for row in rows)
-            if _in_use(layout, axis) and not runs:
+            if not _in_use(layout, axis):
+                continue
+            if not any(row.axis == axis and row.holds(layout, self.month) for row in rows):
                 yield axis
 
     def _words(self, layout: ParallelLayout, axis: str) -> str:

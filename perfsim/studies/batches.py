@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -38,6 +37,8 @@ from perfsim.work.counts import parameters
 SMALLEST_SHARE = 1 / 256
 LARGEST_SHARE = 2.0
 """The grid of batches, as shares of the critical batch."""
+AROUND = 3
+"""Batches on each side of the best one that are tried where a similar question tells where to begin."""
 MINICPM_SCALE = "C4"
 """The corpus on which MiniCPM's law measures its loss; the law holds for no other."""
 
@@ -254,32 +255,25 @@ class Target:
         run = evaluated(asked, estimated(asked, advised=advised).plan)
         return BatchPoint.of(run.plan, self.time_of_run(run, Accuracy.of(run.plan)))
 
-    def curve(self, question: Question, batches: Sequence[int], *, extend: bool = False) -> BatchCurve:
-        """Time to the target at every batch.
+    def curve(
+        self, question: Question, batches: Sequence[int], *, extend: bool = False, near: int | None = None
+    ) -> BatchCurve:
+        """Time to the target at every batch; with `near`, at those around the best of a similar question.
 
         With `extend` batches are halved or doubled past an end until the best one is inside. Raises
         PlanError, or LayoutError for a given layout, where no batch has a plan.
         """
         points: list[BatchPoint] = []
         refused: dict[int, PerfsimError] = {}
-        wanted = deque(batches)
-        while wanted:
-            batch = wanted.popleft()
+        grid = sorted(batches)
+        while wanted := _wanted(grid, BatchCurve(points, refused), near, extend=extend):
             present_limits().in_time(
                 lambda: f"{len(points) + len(refused)} of {len(batches)} batches tried on {question.label}"
             )
             try:
-                points.append(self.at(question, batch, advised=not refused))
+                points.append(self.at(question, wanted, advised=not refused))
             except (LayoutError, PlanError, NotIdentifiableError) as error:
-                refused[batch] = error
-            if extend and points and not wanted:
-                known = BatchCurve(points, refused)
-                best = known.best
-                tried = known.tried
-                if best == tried[-1]:
-                    wanted.append(2 * best)
-                elif best == tried[0] and best % 2 == 0:
-                    wanted.append(best // 2)
+                refused[wanted] = error
         if not points:
             raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
         return BatchCurve(sorted(points, key=lambda point: point.batch_tokens), refused)
@@ -313,6 +307,22 @@ class Target:
             f"{run.examples_tokens / (chosen.steps * chosen.batch_tokens):.3f} times the tokens"
         )
         return run, remark
+
+
+def _wanted(grid: list[int], known: BatchCurve, near: int | None, *, extend: bool) -> int:
+    """The next batch to try; 0 where none is left."""
+    tried = known.tried
+    left = [batch for batch in grid if batch not in tried]
+    if near is not None:
+        left.sort(key=lambda batch: abs(math.log(batch / near)))
+        if known.points and known.best in grid:
+            best = grid.index(known.best)
+            left = [batch for batch in left if batch in grid[max(best - AROUND, 0) : best + AROUND + 1]]
+    if left or not (extend and known.points):
+        return next(iter(left), 0)
+    if known.best == tried[-1]:
+        return 2 * known.best
+    return known.best // 2 if known.best == tried[0] and known.best % 2 == 0 else 0
 
 
 def counted(model: TransformerConfig, law: LossLaw) -> float:

@@ -41,8 +41,10 @@ from perfsim.work.graph import computes, owners_of
 # One candidate at one number of devices.
 
 
-def answer_point(point: Point, *, deep: bool = False, reported: bool = True) -> answers.Answer:
-    """A candidate at its best batch, under the study's perturbations.
+def answer_point(
+    point: Point, *, deep: bool = False, reported: bool = True, near: int | None = None
+) -> answers.Answer:
+    """A candidate at its best batch, looked for `near` another if given, under the study's perturbations.
 
     `deep` adds what only a study has: sampled arithmetic, the batch ramp and what its page draws. For
     `reported` see `best_plan`. Raises PlanError where no batch has a feasible plan, LayoutError for a fixed
@@ -57,7 +59,7 @@ def answer_point(point: Point, *, deep: bool = False, reported: bool = True) -> 
     remarks = []
     if len(batches) > 1:
         extend = spec.batch_sizes == "auto" and not target.critical.given_length
-        curve = target.curve(question, batches, extend=extend)
+        curve = target.curve(question, batches, extend=extend, near=near)
         best = curve.best
         if curve.refused and question.layout is not None:
             left_out = ", ".join(f"{batch:,}" for batch in curve.refused)

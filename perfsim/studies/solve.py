@@ -4,7 +4,7 @@ Every evaluation is a point of a sweep over that input. By how much it misses a 
 quantity over its bound, in each joint draw of `studies/decision.py`; a condition is met at 50 (or 90) % where
 this quantile of the draws misses nothing. Values are tried outward from today's until the condition turns,
 then between two neighbours by interpolation. Where the way turns back, or the input is a batch, a coarse
-sweep finds every turn first.
+sweep finds every turn first. The first value tries every batch, the others those around its best one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from itertools import count, pairwise
+from itertools import count, islice, pairwise
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -376,6 +376,8 @@ class _Search:
     catalog: Catalog
     tried: dict[int, Tried] = field(default_factory=dict)
     """By the number of the value."""
+    batches: dict[int, int] = field(default_factory=dict)
+    """By the id of a candidate, the best batch of its last answer: the next one begins there."""
 
     def solved(self) -> tuple[list[Solution], list[Tried], _Unknown]:
         """The solutions, all that was tried, and what was to be found."""
@@ -419,10 +421,12 @@ class _Search:
         changes = self.unknown.changes(self.study, value) if changed else {}
         study = self.changer.point(self.study, candidate, devices, changes)
         asked = None if self.find.startswith("price") else value  # a price moves the bill and no plan
-        answered = partial(answer_point, Point(study))
+        near = self.batches.get(id(candidate))
+        answered = partial(answer_point, Point(study), near=near)
         row = self.changer.once(partial(attempt, answered), "row", id(candidate), asked)
         if isinstance(row, PerfsimError):
             return PointResult(study, settings, reasons=tuple(known.message for known in row.problems))
+        self.batches[id(candidate)] = row.global_batch_size
         return PointResult(study, settings, row)
 
     def _answered(self, value: Any, points: Mapping[str, PointResult]) -> Tried:
@@ -497,7 +501,8 @@ class _Search:
             far = [index for index in known if abs(self.logs[index] - self.logs[here]) > TWICE / 2]
             if not far:
                 both = (self._stepped(here, step) for step in (TWICE, -TWICE))
-                far = [index for index in both if index != here and self._at(index).misses is not None][:1]
+                known_to = (index for index in both if index != here and self._at(index).misses is not None)
+                far = [*islice(known_to, 1)]
             there = min(far, key=lambda index: abs(index - here), default=here)
             slope = (self._at(there).miss(level) - now) / (self.logs[there] - self.logs[here] or math.inf)
             if not slope or self._turns(level):

@@ -56,7 +56,8 @@ def test_it_agrees_with_an_exhaustive_sweep(
     draw = random.Random(seed)
     find = FINDS[seed % len(FINDS)]
     quantity = "cost" if find == "price.device_hour" else draw.choice(("days", "cost", "device_hours"))
-    batch = {} if find == "recipe.global_batch_size" else {"batch_sizes": [2 ** draw.randint(3, 6)]}
+    batches = {"batch_sizes": "auto" if seed >= 80 else [2 ** draw.randint(3, 6)]}
+    batch = {} if find == "recipe.global_batch_size" else batches
     study = priced(study_of(**batch), PRICES)
     today = ps.solve(study, find=find, minimise=quantity)
     (rows,) = today.tried.values()
@@ -79,6 +80,29 @@ def test_it_agrees_with_an_exhaustive_sweep(
         if row.surely is not None and row.side:
             (share,) = shares(study, unknown.path, [row.surely], quantity, bound)
             assert share >= 0.9
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        {"strategy": "weight-streaming", "system": "cs-2", "devices": [4]},
+        {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [16]},
+    ],
+    ids=["wafers", "gpus"],
+)
+def test_near_a_batch_that_is_nearly_the_best_the_best_of_all_is_found_sooner(
+    study_of: Make, candidate: dict[str, Any]
+) -> None:
+    study = study_of(candidates=[candidate], batch_sizes="auto")
+    (point,) = study.points
+    target = Target.of_study(study)
+    grid = list(target.batches(study, point.question))
+    whole = target.curve(point.question, grid, extend=True)
+    place = grid.index(whole.best)
+    for near in (grid[max(place - 3, 0)], whole.best, 1.3 * whole.best):
+        curve = target.curve(point.question, grid, extend=True, near=round(near))
+        assert curve.best == whole.best
+        assert len(curve.tried) <= 11 < len(whole.tried)
 
 
 @pytest.mark.parametrize(
