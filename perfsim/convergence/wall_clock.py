@@ -3,17 +3,19 @@
     wall = queue + compile + load + weights + steps x stragglers x (1 + evaluation) + checkpoints + failures
            + repairs + teardown
 
-A checkpoint stops training for its bytes over the write rate. Failures cost what `FailingRun.expected_s`
-says, and repairs what `stopped_share` says. Low and high of a part are its ends with all inputs at
+A checkpoint stops training for its bytes over the write rate, or over the rate of its copy to host memory
+where it is written in the background. Failures cost what `FailingRun.expected_s` says, and repairs what
+`stopped_share` says. Low and high of a part are its ends with all inputs at
 their ends: an envelope that is wider than a 90 % band and separate from the band of the steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -72,6 +74,20 @@ def _sum(values: Iterable[FloatArray | float]) -> FloatArray:
 
 
 @dataclass(frozen=True, slots=True)
+class Failing:
+    """Units of one domain, and what each of their failures costs."""
+
+    failures_per_s: FloatArray | float
+    """Of all units."""
+    restart_s: FloatArray | float = 0.0
+    """From a failure until training resumes, with loading and reading."""
+    repair_s: FloatArray | float = 0.0
+    """Until what failed is ready again; 0 where no node is lost."""
+    nodes: int = 1
+    """That a failure takes, each of which a spare replaces."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tier:
     """Copies of the training state, and the failures after which a run begins again from them."""
 
@@ -79,11 +95,20 @@ class Tier:
     """Training between two copies."""
     write_s: FloatArray | float = 0.0
     """Of one copy, in which training stops."""
-    failures_per_s: FloatArray | float = 0.0
-    restart_s: FloatArray | float = 0.0
-    """From a failure until training resumes, with loading and reading."""
-    repair_s: FloatArray | float = 0.0
-    """Until the node that failed is ready again; 0 where none is lost."""
+    domains: tuple[Failing, ...] = ()
+    background_s: FloatArray | float = 0.0
+    """From then until the copy is complete, at most an interval, in which training goes on."""
+
+    @property
+    def failures_per_s(self) -> FloatArray:
+        """Failures of all domains."""
+        return _sum(domain.failures_per_s for domain in self.domains)
+
+    @property
+    def restart_s(self) -> FloatArray:
+        """The mean restart."""
+        restarts = (domain.failures_per_s * domain.restart_s for domain in self.domains)
+        return _sum(restarts) / np.maximum(self.failures_per_s, TINY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +129,15 @@ class FailingRun:
     def expected_s(self) -> FloatArray:
         """Expected seconds with failures, without repairs: `failing_time_s` tier by tier, nearest first.
 
-        What lengthens the work between two copies lengthens what the next tier repeats. Exact for one tier.
+        What lengthens the work between two copies lengthens what the next tier repeats. A copy that is not
+        complete is lost with what was done meanwhile, which is as if each restart took so much longer. Exact
+        for one tier with equal restarts.
         """
         total = np.asarray(self.work_s, dtype=np.float64)
         for tier in self.tiers:
             interval_s = tier.interval_s * total / np.maximum(self.work_s, TINY)
-            total = failing_time_s(total, interval_s, tier.write_s, tier.restart_s, tier.failures_per_s)
+            again_s = tier.restart_s + tier.background_s
+            total = failing_time_s(total, interval_s, tier.write_s, again_s, tier.failures_per_s)
         return total
 
     @property
@@ -117,22 +145,36 @@ class FailingRun:
         """Seconds of waiting for repairs."""
         if self.spares is None:
             return np.zeros(())
-        stopped = stopped_share(self.spares, _sum(tier.failures_per_s * tier.repair_s for tier in self.tiers))
+        domains = [domain for tier in self.tiers for domain in tier.domains]
+        loads = [(domain.nodes, domain.failures_per_s * domain.repair_s) for domain in domains]
+        stopped = stopped_share(self.spares, loads)
         return self.expected_s * stopped / (1.0 - stopped)
 
 
-def stopped_share(spares: int, repairing: FloatArray | float) -> FloatArray:
-    """Share of the time in which a run stands still because no spare unit is left.
+def stopped_share(spares: int, repairing: Sequence[tuple[int, FloatArray | float]]) -> FloatArray:
+    """Share of the time in which a run stands still because spare nodes lack.
 
-    `repairing` is failures a second times the seconds of a repair: the mean number of units in repair. A run
-    with s spares stands still while s + 1 units are in repair, and does not fail meanwhile: Erlang's loss
-    formula B(s + 1, `repairing`), whatever the distribution of repair times (Erlang 1917).
+    `repairing` has for each domain the nodes that a failure takes, and failures a second times the seconds
+    of a repair. A run with s spares stands still while more than s nodes are in repair, and does not fail
+    meanwhile. Kaufman's recursion (1981) over the nodes in repair; of domains of equal size it is Erlang's
+    loss formula, exact whatever the distribution of repair times (1917), of others within a tenth.
     """
-    load = np.asarray(repairing, dtype=np.float64)
-    blocked = np.ones_like(load)
-    for units in range(1, spares + 2):
-        blocked = load * blocked / (units + load * blocked)
-    return blocked
+    with np.errstate(divide="ignore"):
+        known = [(taken, np.log(np.multiply(load, taken, dtype=np.float64))) for taken, load in repairing]
+    most = max((taken for taken, _ in known), default=1)
+    none = np.asarray(-math.inf)
+    # Logs of weights, that of no node in repair first.
+    running = np.zeros(())
+    stopped = none
+    recent = deque([running], most)
+    for nodes in range(1, spares + most + 1):
+        ways = [load + recent[-taken] for taken, load in known if 0 <= nodes - taken <= spares]
+        recent.append(reduce(np.logaddexp, ways, none) - math.log(nodes))
+        if nodes <= spares:
+            running = np.logaddexp(running, recent[-1])
+        else:
+            stopped = np.logaddexp(stopped, recent[-1])
+    return np.asarray(np.exp(stopped - np.logaddexp(running, stopped)))
 
 
 LEAST_PROGRESS = 0.05
@@ -257,10 +299,25 @@ class _Clock:
         units = self.run.num_nodes if devices is None else -(-self.run.num_devices // devices)
         return self.of(domain.failures_per_day) * units
 
-    def write_s(self, tier: CheckpointTier) -> FloatArray:
-        """Seconds of one copy; checkpoints, which have no name, share one rate."""
+    def nodes(self, domain: FailureDomain) -> int:
+        """Nodes of a unit, whole ones."""
+        run = self.run
+        return max(1, -(-(domain.devices or 1) * run.num_nodes // max(run.num_devices, run.num_nodes)))
+
+    def whole_s(self, tier: CheckpointTier) -> FloatArray:
+        """Seconds of writing one copy; checkpoints, which have no name, share one rate."""
         streams = self.run.num_nodes if tier.name else 1
         return self.moved_s(self.spec.checkpoint_bytes, tier.node_rate, streams)
+
+    def write_s(self, tier: CheckpointTier) -> FloatArray:
+        """Seconds of one copy in which training stops."""
+        if tier.copy_rate is None:
+            return self.whole_s(tier)
+        return self.moved_s(self.spec.checkpoint_bytes, tier.copy_rate, self.run.num_nodes)
+
+    def background_s(self, tier: CheckpointTier) -> FloatArray:
+        """Seconds of writing one copy in which training goes on."""
+        return np.zeros(()) if tier.copy_rate is None else self.whole_s(tier)
 
     @cached_property
     def failing(self) -> FailingRun:
@@ -268,32 +325,33 @@ class _Clock:
         return FailingRun(self.slowed_s, tuple(map(self.tier, self.spec.copies)), self.spec.spares)
 
     def tier(self, tier: CheckpointTier) -> Tier:
-        """Copies with what they survive: mean times of restart and repair over its domains."""
-        rates = [self.failures_a_day(domain) / DAY_S for domain in tier.survives]
-        rate = _sum(rates)
-
-        def mean(times: Iterable[Range[Any] | None]) -> FloatArray:
-            parts = (rate * self.of(time) for rate, time in zip(rates, times, strict=True))
-            return _sum(parts) / np.maximum(rate, TINY)
-
+        """Copies with what they survive."""
         spec = self.spec
-        write_s = self.write_s(tier)
-        read_s = write_s if tier.name else self.moved_s(spec.weight_bytes, spec.weight_rate)
-        restart_s = mean(domain.restart for domain in tier.survives) + self.of(spec.load) + read_s
-        repair_s = mean(domain.repair for domain in tier.survives)
-        return Tier(self.interval_s(tier), write_s, rate, restart_s, repair_s)
+        read_s = self.whole_s(tier) if tier.name else self.moved_s(spec.weight_bytes, spec.weight_rate)
+        ready_s = self.of(spec.load) + read_s
+        domains = [
+            Failing(
+                self.failures_a_day(domain) / DAY_S,
+                self.of(domain.restart) + ready_s,
+                self.of(domain.repair),
+                self.nodes(domain),
+            )
+            for domain in tier.survives
+        ]
+        times = (self.interval_s(tier), self.write_s(tier))
+        return Tier(*times, tuple(domains), self.background_s(tier))
 
     def interval_s(self, tier: CheckpointTier) -> FloatArray:
-        """Seconds of training between two copies; the whole run if none is needed."""
+        """Seconds of training between two copies, one written at a time; the whole run if none is needed."""
         if not (self.run.time_s and (tier.name or tier.node_rate)):
             return self.slowed_s
         if tier.every != "young":
-            return tier.every * self.slowed_s / self.run.steps
+            return np.maximum(tier.every * self.slowed_s / self.run.steps, self.background_s(tier))
         # Chosen once, for the typical rates; the run then meets others.
         usual = replace(self, place=typical)
         failures_a_day = float(_sum(map(usual.failures_a_day, tier.survives)))
         best_s = young_interval_s(float(usual.write_s(tier)), DAY_S / max(failures_a_day, TINY))
-        return np.minimum(best_s, self.slowed_s)
+        return np.minimum(np.maximum(best_s, self.background_s(tier)), self.slowed_s)
 
     def parts(self) -> Iterator[tuple[str, FloatArray]]:
         """Name and seconds of each part."""
@@ -325,6 +383,7 @@ class _Clock:
         copies = [
             f"{gigabytes * spec.checkpoint_bytes:,.0f} GB every {middle(made.interval_s) / 3600:.2g} h"
             + (f" to {tier.name}" if tier.name else "")
+            + (f", written in the background in {middle(made.background_s):.3g} s" if tier.copy_rate else "")
             for tier, made in zip(spec.copies, self.failing.tiers, strict=True)
         ]
         words = {

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import merge
 from itertools import chain, starmap
+from operator import itemgetter
 
 import numpy as np
 import simpy
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from perfsim.base.arrays import Floats, Ids
 from perfsim.base.errors import InputError
 from perfsim.base.limits import present_limits
-from perfsim.convergence.wall_clock import FailingRun, Tier
+from perfsim.convergence.wall_clock import Failing, FailingRun
 from perfsim.work import Kind, TaskGraph
 
 # Seeded changes of task durations, of a graph with separate tasks for the perturbed ranks (`graph.unfold`).
@@ -70,21 +71,22 @@ MOST_SIMULATED = 200_000
 """Failures of all runs of an estimate, which has fewer runs where each has many."""
 
 
-Failures = Iterator[tuple[float, int]]
-"""Times of failures, ascending, each with the place of the nearest tier that survives it."""
+Failures = Iterator[tuple[float, int, Failing]]
+"""Times of failures, ascending, each with the place of the nearest tier that survives it, and its domain."""
 
 
 def exponential_failures(run: FailingRun, seed: int | Sequence[int]) -> Failures:
-    """Independent failures of every tier at their rate."""
+    """Independent failures of every domain at their rate."""
     rng = np.random.default_rng(seed)
 
-    def of(place: int, tier: Tier) -> Failures:
+    def of(place: int, domain: Failing) -> Failures:
         now_s = 0.0
-        while tier.failures_per_s:
-            now_s += float(rng.exponential(1 / tier.failures_per_s))
-            yield now_s, place
+        while domain.failures_per_s:
+            now_s += float(rng.exponential(1 / domain.failures_per_s))
+            yield now_s, place, domain
 
-    return merge(*starmap(of, enumerate(run.tiers)))
+    domains = ((place, domain) for place, tier in enumerate(run.tiers) for domain in tier.domains)
+    return merge(*starmap(of, domains), key=itemgetter(0))
 
 
 def run_with_failures(run: FailingRun, failures: Failures) -> float:
@@ -104,13 +106,14 @@ def run_with_failures(run: FailingRun, failures: Failures) -> float:
     for tier in run.tiers if work_s < math.inf else ():
         end_s += max(math.ceil(work_s / tier.interval_s) - 1, 0) * float(tier.write_s)
 
-    def repair(seconds: float) -> Generator[simpy.Event, None, None]:
-        yield env.timeout(seconds)
-        yield spares.put(1)
+    def repair(domain: Failing) -> Generator[simpy.Event, None, None]:
+        yield env.timeout(float(domain.repair_s))
+        yield spares.put(domain.nodes)
 
     def train() -> Generator[simpy.Event, None, None]:
         done_s = restart_s = 0.0
-        for number, (at_s, place) in enumerate(chain(failures, [(math.inf, 0)])):
+        complete_s = [0.0] * len(run.tiers)  # the newest complete copy of each
+        for number, (at_s, place, domain) in enumerate(chain(failures, [(math.inf, 0, Failing(0.0))])):
             if number % CHECK_EVERY == 0:
                 present_limits().in_time(lambda: "a run with failures was being simulated")
             if env.now + restart_s + end_s - done_s < at_s:
@@ -121,11 +124,15 @@ def run_with_failures(run: FailingRun, failures: Failures) -> float:
                 continue
             yield env.timeout(passed_s)
             done_s += max(passed_s - restart_s, 0.0)
-            done_s = max(math.floor(done_s / own_s + ROUNDING) * own_s for own_s in cycles_s[place:])
-            restart_s = float(run.tiers[place].restart_s)
-            if repair_s := float(run.tiers[place].repair_s):
-                env.process(repair(repair_s))
-                yield spares.get(1)
+            for of, (tier, own_s) in enumerate(zip(run.tiers, cycles_s, strict=True)):
+                copies = math.floor((done_s - float(tier.background_s)) / own_s + ROUNDING)
+                complete_s[of] = max(complete_s[of], copies * own_s)
+            done_s = max(complete_s[place:])
+            complete_s[:place] = [done_s] * place
+            restart_s = float(domain.restart_s)
+            if domain.repair_s:
+                env.process(repair(domain))
+                yield spares.get(domain.nodes)
         yield env.timeout(restart_s + end_s - done_s)
 
     env.run(until=env.process(train()))

@@ -77,7 +77,7 @@ class FailureDomain(Spec):
     restart: SecondsRange | None = None
     """From a failure until training resumes, without loading."""
     repair: SecondsRange | None = None
-    """Until the node that failed is ready again, and one of `spares` stands in; None: none is lost."""
+    """Until its nodes are ready again, for each of which one of `spares` stands in; None: none is lost."""
 
 
 class CheckpointTier(Spec):
@@ -86,6 +86,8 @@ class CheckpointTier(Spec):
     name: str
     node_rate: RateRange | None = None
     """Of each node or system, for writing, during which training stops, and for reading; None: no time."""
+    copy_rate: RateRange | None = None
+    """As `checkpoint_copy_rate`."""
     every: Every = "young"
     """Steps between two copies; young: the optimal interval."""
     survives: Annotated[tuple[FailureDomain, ...], Field(max_length=MOST_CHOICES)] = ()
@@ -109,6 +111,9 @@ class WallClockSpec(CatalogSpec):
     """Bytes per parameter of the weights that are sent."""
     checkpoint_rate: RateRange | None = None
     """Rate of writing a checkpoint, during which training stops."""
+    checkpoint_copy_rate: RateRange | None = None
+    """Of each node or system, for a copy to host memory, in which alone training stops; it is written in the
+    background, and a restart reads the newest that is complete."""
     checkpoint_bytes: BytesPerParameter = 12.0
     """Bytes per parameter of a checkpoint: fp32 weights and two moments."""
     checkpoint_every: Every = "young"
@@ -139,8 +144,9 @@ class WallClockSpec(CatalogSpec):
         if (rate := self.failures_per_node_day) is not None:
             own = {"restart": self.restart, "repair": self.repair}
             domains = (FailureDomain(name="node", failures_per_day=rate, **own), *domains)
-        last = {"node_rate": self.checkpoint_rate, "every": self.checkpoint_every, "survives": domains}
-        return *self.tiers, CheckpointTier(name="", **last)
+        rates = {"node_rate": self.checkpoint_rate, "copy_rate": self.checkpoint_copy_rate}
+        last = CheckpointTier(name="", every=self.checkpoint_every, survives=domains, **rates)
+        return *self.tiers, last
 
     @model_validator(mode="after")
     def _is_complete(self) -> WallClockSpec:
@@ -155,4 +161,6 @@ class WallClockSpec(CatalogSpec):
         for tier in self.tiers:
             if tier.node_rate is None and tier.every == "young":
                 raise ValueError(f"tiers: {tier.name} takes no time: write every how many steps it is made")
+        if any(tier.copy_rate and tier.node_rate is None for tier in self.copies):
+            raise ValueError("a copy rate: write at which rate it goes on in the background as well")
         return self

@@ -26,6 +26,11 @@ HOUR = 3600.0
 RUN = wall_clock.HealthyRun(steps=50_000, step_time_s=4.0, num_parameters=6.05e9, num_nodes=2)
 
 
+def tier_of(interval_s: float, write_s: float, rate: float, *costs: float) -> wall_clock.Tier:
+    """Copies for the failures of one domain, with its restart and repair."""
+    return wall_clock.Tier(interval_s, write_s, (wall_clock.Failing(rate, *costs),))
+
+
 def parts_of(spec: WallClockSpec, run: wall_clock.HealthyRun = RUN) -> dict[str, wall_clock.RunPart]:
     return {part.name: part for part in run.parts(spec)}
 
@@ -88,7 +93,7 @@ def test_a_machine_without_spares_waits_for_repairs() -> None:
     )
     assert "waiting for repairs" not in without
     running_s = sum(without[name].typical_s for name in ("steps", "stragglers", "checkpoints", "failures"))
-    stopped = float(wall_clock.stopped_share(0, 2 * 0.0065))
+    stopped = float(wall_clock.stopped_share(0, [(1, 2 * 0.0065)]))
     assert waiting == pytest.approx(running_s * stopped / (1 - stopped))
     assert less < waiting
 
@@ -181,7 +186,7 @@ def test_failing_time_is_that_of_a_simulated_run_within_a_hundredth(
 ) -> None:
     """4,000 failures and more, months to years of a run."""
     work_s = 4000 * mttf_s
-    failing = wall_clock.FailingRun(work_s, (wall_clock.Tier(interval_s, write_s, 1 / mttf_s, restart_s),))
+    failing = wall_clock.FailingRun(work_s, (tier_of(interval_s, write_s, 1 / mttf_s, restart_s),))
     simulated_s = run_with_failures(failing, exponential_failures(failing, seed=1))
     expected_s = float(wall_clock.failing_time_s(work_s, interval_s, write_s, restart_s, 1 / mttf_s))
     assert expected_s == pytest.approx(simulated_s, rel=0.01)
@@ -200,15 +205,15 @@ def test_standing_still_for_lack_of_spares_is_that_of_a_simulated_machine_within
     spares: int, repair_days: float
 ) -> None:
     """A failure a day for years that costs a repair alone."""
-    tier = wall_clock.Tier(60.0, failures_per_s=1 / DAY_S, repair_s=repair_days * DAY_S)
+    tier = tier_of(60.0, 0.0, 1 / DAY_S, 0.0, repair_days * DAY_S)
     failing = wall_clock.FailingRun(20_000 * DAY_S, (tier,), spares)
     simulated_s = run_with_failures(failing, exponential_failures(failing, seed=3))
-    stopped = float(wall_clock.stopped_share(spares, repair_days))
+    stopped = float(wall_clock.stopped_share(spares, [(1, repair_days)]))
     assert 0.005 < stopped < 0.6
     assert 20_000 * DAY_S / (1 - stopped) == pytest.approx(simulated_s, rel=0.01)
 
 
-ONE = wall_clock.Tier(2 * HOUR, 5 * MINUTE, 1 / (8 * HOUR), 10 * MINUTE, 12 * HOUR)
+ONE = tier_of(2 * HOUR, 5 * MINUTE, 1 / (8 * HOUR), 10 * MINUTE, 12 * HOUR)
 
 
 @pytest.mark.parametrize("spares", [None, 0, 1])
@@ -221,16 +226,17 @@ def test_of_one_domain_and_one_tier_simulated_runs_take_what_is_expected(spares:
 
 def test_without_failures_or_with_copies_that_take_no_time_all_the_time_is_useful() -> None:
     sound = wall_clock.FailingRun(DAY_S, (wall_clock.Tier(2 * HOUR),), spares=0)
-    at_once = wall_clock.FailingRun(DAY_S, (wall_clock.Tier(1e-3, 0.0, 1 / HOUR),))
+    at_once = wall_clock.FailingRun(DAY_S, (tier_of(1e-3, 0.0, 1 / HOUR),))
     for run in (sound, at_once):
         assert float(run.expected_s + run.stopped_s) == pytest.approx(DAY_S)
         assert simulated(run)[0] == pytest.approx(DAY_S)
 
 
 def test_what_a_nearer_copy_survives_costs_less_and_simulated_runs_agree() -> None:
-    near = wall_clock.Tier(HOUR / 10, 5.0, 1 / (3 * HOUR), 10 * MINUTE)
+    near = tier_of(HOUR / 10, 5.0, 1 / (3 * HOUR), 10 * MINUTE)
     tiers = wall_clock.FailingRun(30 * DAY_S, (near, ONE))
-    far = replace(ONE, failures_per_s=ONE.failures_per_s + near.failures_per_s)
+    often = float(ONE.failures_per_s + near.failures_per_s)
+    far = replace(ONE, domains=(replace(ONE.domains[0], failures_per_s=often),))
     assert float(tiers.expected_s) < 0.9 * float(wall_clock.FailingRun(30 * DAY_S, (far,)).expected_s)
     assert simulated(tiers)[0] == pytest.approx(float(tiers.expected_s), rel=0.01)
 
@@ -260,11 +266,45 @@ def test_a_lost_wafer_costs_its_restart_while_the_weights_are_at_memoryx() -> No
     assert lost_s == pytest.approx(expected_s, rel=0.02)
 
 
+@pytest.mark.parametrize("background_s", [HOUR / 4, HOUR])
+def test_copies_in_the_background_lose_what_was_done_while_they_were_written(background_s: float) -> None:
+    mttf_s = 6 * HOUR
+    stopping = tier_of(HOUR, MINUTE, 1 / mttf_s, 10 * MINUTE)
+    run = wall_clock.FailingRun(4000 * mttf_s, (replace(stopping, background_s=background_s),))
+    wall_s = run_with_failures(run, exponential_failures(run, seed=1))
+    assert float(run.expected_s) == pytest.approx(wall_s, rel=0.01)
+    blocking = replace(stopping, write_s=MINUTE + background_s)
+    assert float(run.expected_s) < float(wall_clock.FailingRun(run.work_s, (blocking,)).expected_s)
+
+
+@pytest.mark.parametrize("spares", [0, 3, 18, 36])
+def test_a_rack_takes_its_spares_together_and_simulated_runs_agree(spares: int) -> None:
+    """Nodes that fail every two days and racks of 18 every 20, each repaired in days."""
+    node = wall_clock.Failing(0.5 / DAY_S, 0.0, 2 * DAY_S)
+    rack = wall_clock.Failing(0.05 / DAY_S, 0.0, DAY_S, nodes=18)
+    run = wall_clock.FailingRun(50_000 * DAY_S, (wall_clock.Tier(1.0, 0.0, (node, rack)),), spares)
+    stopped_s = run_with_failures(run, exponential_failures(run, seed=1)) - float(run.expected_s)
+    assert float(run.stopped_s) == pytest.approx(stopped_s, rel=0.08, abs=1e-5 * float(run.work_s))
+
+
+def test_the_background_copies_of_a_cluster_stop_it_less_than_those_that_it_waits_for() -> None:
+    run = replace(RUN, num_nodes=128, num_devices=1024)
+    waiting, going_on = (parts_of(clock(name), run) for name in ("gpu-cluster", "gpu-cluster-background"))
+    assert going_on["checkpoints"].typical_s < waiting["checkpoints"].typical_s
+    assert "written in the background in" in going_on["checkpoints"].how
+    domains = (
+        FailureDomain(name="rack", devices=72, failures_per_day=NumberRange(low=0, typical=1, high=2)),
+    )
+    four = replace(run, num_nodes=18, num_devices=72)
+    (checkpoints,) = four.failing(clock("gpu-cluster", failures_per_node_day=None, domains=domains)).tiers
+    assert [domain.nodes for domain in checkpoints.domains] == [18]
+
+
 def test_more_spares_stop_a_run_less() -> None:
-    shares = [float(wall_clock.stopped_share(spares, 2.0)) for spares in range(8)]
+    shares = [float(wall_clock.stopped_share(spares, [(1, 2.0)])) for spares in range(8)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(2 / 3)
-    assert float(wall_clock.stopped_share(3, 0.0)) == 0.0
+    assert float(wall_clock.stopped_share(3, [(1, 0.0)])) == 0.0
 
 
 def test_young_interval_is_that_of_the_worked_examples_and_beats_its_neighbours() -> None:
