@@ -190,7 +190,7 @@ class Series(NamedTuple):
     def curve(
         self, x: str, y: str, hover: Sequence[str], name: str = "", *, dash: str = "", **marker: Any
     ) -> list[go.Scatter]:
-        """A line with marks through two columns, in a band where the second has one."""
+        """A line with marks through two columns, in a band where one of them has one."""
         across = self.table.values(x)
         group = text.esc(self.name)
         marked = marks(
@@ -203,12 +203,13 @@ class Series(NamedTuple):
             legendgroup=group,
             line={"color": self.colour, "dash": dash or self.dash, "width": 2},
         )
-        bands = self.table.bands(y)
-        if all(low == high for low, high in bands):
+        sides, bands = self.table.bands(x), self.table.bands(y)
+        if all(low == high for low, high in (*sides, *bands)):
             return [marked]
+        left_to_right = [*(low for low, _ in sides), *(high for _, high in reversed(sides))]
         around = [*(high for _, high in bands), *(low for low, _ in reversed(bands))]
         filled = {"fill": "toself", "fillcolor": translucent(self.colour), "legendgroup": group}
-        area = line([*across, *reversed(across)], list(map(_drawn, around)), {"width": 0}, **filled)
+        area = line(left_to_right, list(map(_drawn, around)), {"width": 0}, **filled)
         return [area, marked]
 
 

@@ -211,6 +211,7 @@ def study_page(result: answers.StudyResult, *, trace_names: Sequence[str] = ()) 
         *_decision(result),
         *_like_with_like(result),
         study_figures.batch(result),
+        *study_figures.loss(result),
         *_caveats(result, "target", "the tokens to the target"),
         *_laws(result),
         *study_figures.over_dates(result),

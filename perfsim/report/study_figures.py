@@ -105,6 +105,42 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
     )
 
 
+def loss(result: StudyResult) -> Iterator[Section]:
+    """The loss over the days on the wall of each candidate; nothing without a law that reaches the target."""
+    walls = [(name, own.outcome.wall_s) for name, own in text.named(result.candidates) if own.outcome]
+    known = [(*wall, *point) for wall in walls for point in result.losses]
+    if not known:
+        return
+
+    def at(row: tuple[str, Spread, float, float]) -> Cell:
+        _, wall, share, _ = row
+        return Cell(share * wall.typical, (share * wall.low, share * wall.high))
+
+    unit = text.TIME.of(own.wall_s for own in result.candidates)
+    table = Table.each(
+        known,
+        {
+            "candidate": (None, lambda row: row[0]),
+            "share of the run": (text.SHARE, lambda row: row[2]),
+            "on the wall": (unit, at),
+            "loss": (text.Unit(digits="{:.3f}".format), lambda row: row[3]),
+        },
+        "Nats per token; in parentheses and shaded the 90 % range of the time, without that of the law.",
+    )
+    lead = (
+        f"Shows which loss each candidate reaches by when, by law {result.loss_law}. Every point is a run of "
+        "its own, whose learning rate ends there: a longer one is above it at this time."
+    )
+    traces = [
+        trace
+        for series in draw.Series.of(table, "on the wall")
+        for trace in series.curve("on the wall", "loss", series.table.hovers())
+    ]
+    x = draw.log_axis(f"on the wall ({unit.name})", table.values("on the wall"))
+    drawn = draw.figure("Loss (nats per token) over time on the wall", traces, x, draw.axis("loss"))
+    yield Section("Loss over time", lead, drawn, table, ("loss",), slug="loss", short="Loss", level=3)
+
+
 # Who was first on which day: the first two candidates with what existed of each.
 
 

@@ -607,6 +607,10 @@ class StudyResult:
     """The perturbations of the candidates' steps; empty if there are none."""
     laws: tuple[LawAnswer, ...] = ()
     """The study's law of the critical batch first, then the others."""
+    loss_law: str = ""
+    """The law of the losses, with its runs."""
+    losses: tuple[tuple[float, float], ...] = ()
+    """Shares of a run, and the loss of one that ends there; empty for a target beyond the law's runs."""
     eras: Eras | None = None
     """The first two on equal dates; None where they are hardly apart and no day was asked about."""
     command: str = ""

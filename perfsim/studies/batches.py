@@ -20,7 +20,7 @@ from perfsim.convergence.critical_batch import (
     minicpm_tokens,
     relative_error,
 )
-from perfsim.convergence.laws import KAPLAN, LossLaw, LossTarget, loss_law
+from perfsim.convergence.laws import KAPLAN, LossLaw, LossTarget
 from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, RampedRun, TimeToAccuracy
 from perfsim.machines import costs_for
 from perfsim.prediction.bands import Accuracy
@@ -39,6 +39,8 @@ LARGEST_SHARE = 2.0
 """The grid of batches, as shares of the critical batch."""
 AROUND = 3
 """Batches on each side of the best one that are tried where a similar question tells where to begin."""
+HALVES = 14
+"""Points of a curve of the loss, each at 0.7 times the tokens of the next."""
 MINICPM_SCALE = "C4"
 """The corpus on which MiniCPM's law measures its loss; the law holds for no other."""
 
@@ -148,7 +150,7 @@ class Target:
         """
         tokens = recipe.tokens
         loss = None
-        by_law = loss_law(law.loss_law) if isinstance(law.loss_law, str) else law.loss_law.law
+        by_law = law.of_loss
         if recipe.tokens_per_parameter is not None:
             tokens = recipe.tokens_per_parameter * parameters(model).total
         if tokens is None and recipe.target_loss is not None:
@@ -200,6 +202,16 @@ class Target:
         if loss is not None and spec.convergence.loss_scale.casefold() == MINICPM_SCALE.casefold():
             suggested["MiniCPM (arXiv 2404.06395)"] = minicpm_tokens(loss)
         return suggested
+
+    def losses(self, spec: StudySpec) -> tuple[tuple[float, float], ...]:
+        """Shares of the run, and the loss of one that ends there; none for a target beyond the law's runs."""
+        law = spec.convergence.of_loss
+        params = counted(spec.model, law)
+        shares = [2.0 ** (-half / 2) for half in range(HALVES, -1, -1)]
+        inside = [share for share in shares if not law.outside(params, share * self.d_min_tokens)]
+        if 1.0 not in inside or len(inside) == 1:
+            return ()
+        return tuple((share, law.loss(params, share * self.d_min_tokens)) for share in inside)
 
     def time_of_run(self, run: Evaluation, accuracy: Accuracy | None = None) -> TimeToAccuracy:
         """The time of a simulated plan's steps to this end, with the run's `accuracy`.

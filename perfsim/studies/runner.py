@@ -288,6 +288,8 @@ def _result(
         infeasible=infeasible,
         ratio_bands={own.label: (own.ratio.low, own.ratio.high) for own in decision.outcomes},
         laws=laws_side_by_side(spec, target, candidates),
+        loss_law=f"{spec.convergence.of_loss.name} ({spec.convergence.of_loss.data})",
+        losses=target.losses(spec),
         suggested_batch_tokens=target.suggested_batches(spec),
         assumptions=assumptions_of(spec),
         sampling={row.label: row.sampling for row in candidates if row.sampling is not None},

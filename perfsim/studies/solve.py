@@ -26,7 +26,6 @@ from perfsim.base.text import did_you_mean
 from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity, quantity_pattern
 from perfsim.catalog import Catalog
 from perfsim.convergence.bill import HOUR_S, JOULES_A_KWH
-from perfsim.convergence.laws import loss_law
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import FloatArray, Place, typical
 from perfsim.prediction.question import ASKED, question_of
@@ -71,8 +70,7 @@ def _amounts(point: PointResult, option: Option, at: Place) -> dict[str, Any]:
 
 def _loss(study: StudySpec, end: Target | TimeToAccuracy) -> float:
     """The loss at the end of a run by the study's law."""
-    chosen = study.convergence.loss_law
-    law = loss_law(chosen) if isinstance(chosen, str) else chosen.law
+    law = study.convergence.of_loss
     return law.loss(counted(study.model, law), end.d_min_tokens)
 
 

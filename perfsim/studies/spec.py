@@ -27,7 +27,7 @@ from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number, refusal
 from perfsim.convergence.critical_batch import LAWS
-from perfsim.convergence.laws import DEFAULT_LOSS_LAW, LOSS_LAWS, SEED_ERROR, LossLaw
+from perfsim.convergence.laws import DEFAULT_LOSS_LAW, LOSS_LAWS, SEED_ERROR, LossLaw, loss_law
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
@@ -238,6 +238,11 @@ class ConvergenceSpec(Spec):
     """Parts of the run before the full batch, in order; the rest runs at the full batch."""
     loss_scale: str = ""
     """The corpus of `target_loss`; that of the loss law where it is not named."""
+
+    @property
+    def of_loss(self) -> LossLaw:
+        """The law of the loss."""
+        return loss_law(self.loss_law) if isinstance(self.loss_law, str) else self.loss_law.law
 
     @model_validator(mode="after")
     def _agrees(self) -> ConvergenceSpec:
