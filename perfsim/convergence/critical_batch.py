@@ -249,10 +249,7 @@ class _Points:
         _refuse_far(self.batch[worst], math.exp(self.log_e[worst]), expected, said)
 
     def interval(self, least: float, run_kind: str) -> tuple[float, float]:
-        """The B_crit on either side at which the squared error exceeds its minimum by one variance.
-
-        Raises NotIdentifiableError if it never does on one side.
-        """
+        """B_crit on either side where the error is a variance larger; NotIdentifiableError for none."""
         batch = self.batch
         variance = max(NOISE_FLOOR_LOG**2, least / (batch.size - 2))
         x = np.linspace(*self.log_range, 4097)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import linear_regression
+
+import numpy as np
 
 from perfsim.base.errors import InputError, PlanError, UnknownNameError
 from perfsim.convergence.uncertain import require_positive
@@ -19,6 +22,8 @@ REACH = 1.5
 """assumed: how far beyond its runs, in parameters and tokens, a law may be used."""
 SEED_ERROR = 0.02
 """Scatter of the loss by the seed alone, in nats [Kaplan et al., arXiv 2001.08361]."""
+SIZES = np.geomspace(1e7, 1e13, 4801)
+"""Parameters among which the size of least compute is looked for."""
 RAY = 20.0
 """Tokens a parameter of Cerebras-GPT and of compute-optimal training."""
 
@@ -51,6 +56,31 @@ class LossLaw:
     ratio: float | None = None
     """Tokens a parameter of all its runs, which do not tell what each of the two does; others are outside."""
 
+    @classmethod
+    def of_compute(cls, runs: Sequence[tuple[float, float, float]]) -> LossLaw:
+        """L = (c / C)^beta with C = 6 N D, by least squares through runs of (parameters, tokens, loss).
+
+        Its error is the larger of the seed's and 1.645 times the runs' root mean square residual in nats.
+        """
+        c_flop, gamma = power_law([(6.0 * params * tokens, loss) for params, tokens, loss in runs])
+        law = cls(
+            name="cerebras_gpt",
+            source="fitted to the losses of Cerebras-GPT's model cards, arXiv 2304.03208",
+            corpus="the Pile",
+            params=(min(run[0] for run in runs), max(run[0] for run in runs)),
+            tokens=(min(run[1] for run in runs), max(run[1] for run in runs)),
+            irreducible=0.0,
+            a=0.0,
+            alpha=1.0,
+            b=math.pow(c_flop / 6.0, gamma),
+            beta=gamma,
+            gamma=gamma,
+            ratio=RAY,
+        )
+        squares = [(law.loss(params, tokens) - loss) ** 2 for params, tokens, loss in runs]
+        error = max(SEED_ERROR, 1.645 * math.sqrt(sum(squares) / len(squares)))
+        return replace(law, error=error)
+
     def _rest(self, params: float) -> float:
         """What no number of tokens removes."""
         return self.irreducible + self.a / math.pow(params, self.alpha)
@@ -82,11 +112,20 @@ class LossLaw:
         divided = math.pow(loss, 1 / self.power) - self._rest(params)
         return math.pow(self._gain(params) / divided, 1 / self.beta)
 
+    def least_flop(self, loss: float) -> tuple[float, float]:
+        """The least 6 N D that reaches a loss, and the N of it; PlanError where no size does."""
+        best = (math.inf, math.nan)
+        for size in SIZES.tolist():
+            with suppress(PlanError):
+                best = min(best, (6.0 * size * self.tokens_to_loss(loss, size), size))
+        if math.isinf(best[0]):
+            raise PlanError(f"law {self.name} reaches a loss of {loss:g} with no model")
+        return best
+
     def target(self, loss: float, params: float, corpus: str = "") -> LossTarget:
         """The tokens to a loss on a corpus (the law's own where none is named).
 
-        Raises PlanError for a model that is too small, InputError for another corpus or a point outside the
-        runs.
+        Raises PlanError for too small a model, InputError for another corpus or a point outside the runs.
         """
         others = ", ".join(
             f"{name} ({other.corpus})" for name, other in LOSS_LAWS.items() if name != self.name
@@ -145,31 +184,6 @@ def power_law(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return math.exp(-intercept / slope), -slope
 
 
-def compute_law(runs: Sequence[tuple[float, float, float]] = CEREBRAS_GPT) -> LossLaw:
-    """L = (c / C)^beta with C = 6 N D, by least squares through runs of (parameters, tokens, loss).
-
-    Its error is the larger of the seed's and 1.645 times the runs' root mean square residual in nats.
-    """
-    c_flop, gamma = power_law([(6.0 * params * tokens, loss) for params, tokens, loss in runs])
-    law = LossLaw(
-        name="cerebras_gpt",
-        source="fitted to the losses of Cerebras-GPT's model cards, arXiv 2304.03208",
-        corpus="the Pile",
-        params=(min(run[0] for run in runs), max(run[0] for run in runs)),
-        tokens=(min(run[1] for run in runs), max(run[1] for run in runs)),
-        irreducible=0.0,
-        a=0.0,
-        alpha=1.0,
-        b=math.pow(c_flop / 6.0, gamma),
-        beta=gamma,
-        gamma=gamma,
-        ratio=RAY,
-    )
-    squares = [(law.loss(params, tokens) - loss) ** 2 for params, tokens, loss in runs]
-    error = max(SEED_ERROR, 1.645 * math.sqrt(sum(squares) / len(squares)))
-    return replace(law, error=error)
-
-
 BESIROGLU = LossLaw(
     name="besiroglu",
     source="Besiroglu et al. 2024, arXiv 2404.10102: a new fit to 240 runs of Hoffmann et al.",
@@ -206,7 +220,9 @@ KAPLAN = LossLaw(  # ((8.8e13 / N)^(0.076 / 0.095) + 5.4e13 / D)^0.095
     beta=1.0,
     power=0.095,
 )
-LOSS_LAWS: Mapping[str, LossLaw] = {law.name: law for law in (BESIROGLU, HOFFMANN, KAPLAN, compute_law())}
+LOSS_LAWS: Mapping[str, LossLaw] = {
+    law.name: law for law in (BESIROGLU, HOFFMANN, KAPLAN, LossLaw.of_compute(CEREBRAS_GPT))
+}
 """Name in a study's YAML to the law. A new law is one value and one entry here."""
 DEFAULT_LOSS_LAW = BESIROGLU.name
 

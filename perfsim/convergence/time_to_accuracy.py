@@ -11,8 +11,8 @@ answers, which share B_crit, and on one machine a part of the step-time error.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -77,8 +77,7 @@ class EqualDevices:
 class TimeToAccuracy:
     """Time of one machine to the target at one batch; InputError for values that are impossible.
 
-    With the default `d_min_error` the band is for a *given* D_min; a D_min from a target loss is far less
-    certain.
+    With the default `d_min_error` the band is for a *given* D_min; one from a loss is far less certain.
     """
 
     batch_tokens: float
@@ -184,9 +183,8 @@ def split_speedup(
 ) -> tuple[float, float]:
     """Split a larger machine's loss of speedup into extra samples and slower devices.
 
-    speedup = device ratio x hardware x statistical; 1 and 1 would be linear scaling. Statistical is E of the
-    small run over E of the large one, hardware the throughput per device of the large run over that of the
-    small one; they are given in this order.
+    speedup = device ratio x hardware x statistical; 1 and 1 would be linear scaling. Statistical, the first,
+    is E of the small run over E of the large one; hardware is the ratio of throughputs per device.
     """
     statistical = examples_small / examples_large
     return statistical, speedup / (device_ratio * statistical)
@@ -194,7 +192,7 @@ def split_speedup(
 
 @dataclass(frozen=True, slots=True)
 class RampedRun:
-    """A run whose batch grows, or a part of it at one batch; parts add up to a whole.
+    """A run whose batch grows.
 
     The hyperbola is exact at a fixed batch. A part that makes the share s of the progress at batch B, with a
     critical batch of its own, takes
@@ -209,16 +207,9 @@ class RampedRun:
     time_s: float
 
     @classmethod
-    def part(cls, d_min_tokens: float, batch_tokens: float, step_time_s: float, b_crit_tokens: float) -> Self:
-        """A part at one batch; `d_min_tokens` are its progress, in tokens that small batches would need."""
-        count = steps(batch_tokens, d_min_tokens, b_crit_tokens)
-        return cls(count, count * batch_tokens, count * step_time_s)
-
-    def __add__(self, other: Self) -> Self:
-        """Both, one after the other."""
-        return replace(
-            self,
-            steps=self.steps + other.steps,
-            examples_tokens=self.examples_tokens + other.examples_tokens,
-            time_s=self.time_s + other.time_s,
-        )
+    def of(cls, parts: Iterable[tuple[float, float, float, float]]) -> Self:
+        """Parts one after the other: progress, batch, seconds a step, critical batch; tokens otherwise."""
+        counts = [(steps(batch, d_min, b_crit), batch, step_s) for d_min, batch, step_s, b_crit in parts]
+        number = sum(count for count, *_ in counts)
+        tokens = sum(count * batch for count, batch, _ in counts)
+        return cls(number, tokens, sum(count * step_s for count, _, step_s in counts))

@@ -304,20 +304,14 @@ class _Clock:
         run = self.run
         return max(1, -(-(domain.devices or 1) * run.num_nodes // max(run.num_devices, run.num_nodes)))
 
-    def whole_s(self, tier: CheckpointTier) -> FloatArray:
-        """Seconds of writing one copy; checkpoints, which have no name, share one rate."""
-        streams = self.run.num_nodes if tier.name else 1
-        return self.moved_s(self.spec.checkpoint_bytes, tier.node_rate, streams)
-
-    def write_s(self, tier: CheckpointTier) -> FloatArray:
-        """Seconds of one copy in which training stops."""
+    def copy_s(self, tier: CheckpointTier) -> tuple[FloatArray, FloatArray]:
+        """Seconds of one copy in which training stops, and in which it goes on."""
+        size = self.spec.checkpoint_bytes
+        # Checkpoints, which have no name, share one rate.
+        whole_s = self.moved_s(size, tier.node_rate, self.run.num_nodes if tier.name else 1)
         if tier.copy_rate is None:
-            return self.whole_s(tier)
-        return self.moved_s(self.spec.checkpoint_bytes, tier.copy_rate, self.run.num_nodes)
-
-    def background_s(self, tier: CheckpointTier) -> FloatArray:
-        """Seconds of writing one copy in which training goes on."""
-        return np.zeros(()) if tier.copy_rate is None else self.whole_s(tier)
+            return whole_s, np.zeros(())
+        return self.moved_s(size, tier.copy_rate, self.run.num_nodes), whole_s
 
     @cached_property
     def failing(self) -> FailingRun:
@@ -327,7 +321,9 @@ class _Clock:
     def tier(self, tier: CheckpointTier) -> Tier:
         """Copies with what they survive."""
         spec = self.spec
-        read_s = self.whole_s(tier) if tier.name else self.moved_s(spec.weight_bytes, spec.weight_rate)
+        write_s, background_s = self.copy_s(tier)
+        whole_s = write_s if tier.copy_rate is None else background_s
+        read_s = whole_s if tier.name else self.moved_s(spec.weight_bytes, spec.weight_rate)
         ready_s = self.of(spec.load) + read_s
         domains = [
             Failing(
@@ -338,20 +334,19 @@ class _Clock:
             )
             for domain in tier.survives
         ]
-        times = (self.interval_s(tier), self.write_s(tier))
-        return Tier(*times, tuple(domains), self.background_s(tier))
+        return Tier(self.interval_s(tier, background_s), write_s, tuple(domains), background_s)
 
-    def interval_s(self, tier: CheckpointTier) -> FloatArray:
+    def interval_s(self, tier: CheckpointTier, background_s: FloatArray) -> FloatArray:
         """Seconds of training between two copies, one written at a time; the whole run if none is needed."""
         if not (self.run.time_s and (tier.name or tier.node_rate)):
             return self.slowed_s
         if tier.every != "young":
-            return np.maximum(tier.every * self.slowed_s / self.run.steps, self.background_s(tier))
+            return np.maximum(tier.every * self.slowed_s / self.run.steps, background_s)
         # Chosen once, for the typical rates; the run then meets others.
         usual = replace(self, place=typical)
         failures_a_day = float(_sum(map(usual.failures_a_day, tier.survives)))
-        best_s = young_interval_s(float(usual.write_s(tier)), DAY_S / max(failures_a_day, TINY))
-        return np.minimum(np.maximum(best_s, self.background_s(tier)), self.slowed_s)
+        best_s = young_interval_s(float(usual.copy_s(tier)[0]), DAY_S / max(failures_a_day, TINY))
+        return np.minimum(np.maximum(best_s, background_s), self.slowed_s)
 
     def parts(self) -> Iterator[tuple[str, FloatArray]]:
         """Name and seconds of each part."""

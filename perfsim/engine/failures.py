@@ -1,7 +1,4 @@
-"""A simulated run with failures: work since the last copy that survives is done again after a restart.
-
-It checks the closed forms of `convergence.wall_clock` and uses their terms.
-"""
+"""Simulated runs with failures, which check the closed forms of `convergence.wall_clock`; slow tasks."""
 
 from __future__ import annotations
 

@@ -98,10 +98,7 @@ class Page:
     """A fingerprint of its inputs."""
 
     def write(self, folder: Path, summary: str | Iterable[str] = "") -> Path:
-        """Write `index.html`, and `summary` (also in parts) as `summary.json`; returns the page.
-
-        The same input gives the same bytes: ids are fixed and nothing carries the time.
-        """
+        """Write `index.html`, and `summary` (or its parts) as `summary.json`; equal results, equal bytes."""
         page = write_file(folder / "index.html", self.html())
         if summary:
             write_file(folder / "summary.json", summary)
@@ -162,10 +159,7 @@ _PLOT_CONFIG = {
 
 @cache
 def _plotly_source() -> str:
-    """Plotly's own JavaScript: the part with cartesian axes, which every figure here has, a third of all.
-
-    The whole of it where another release of plotly.py is installed than the part is of.
-    """
+    """Plotly's own JavaScript: the part with cartesian axes, a third of all; all for another release."""
     part = files("perfsim.report") / "vendor" / f"plotly-cartesian-{get_plotlyjs_version()}.min.js.gz"
     return gzip.decompress(part.read_bytes()).decode("utf-8") if part.is_file() else get_plotlyjs()
 

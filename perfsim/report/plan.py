@@ -54,10 +54,7 @@ def _plan_table(planned: Planned) -> Table:
 
 
 def plan_lines(planned: Planned) -> list[str]:
-    """What to run, what it beats and what to measure; the shortlist, and all else that bears on the choice.
-
-    Other notes are counted: the page has them.
-    """
+    """What to run, what it beats, what to measure, the shortlist, what bears on it; other notes counted."""
     trained = planned.best.training
     further = len(list(_further(planned)))
     return [

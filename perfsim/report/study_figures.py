@@ -107,9 +107,10 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
 
 def loss(result: StudyResult) -> Iterator[Section]:
     """The loss over the days on the wall of each candidate; nothing without a law that reaches the target."""
-    walls = [(name, own.outcome.wall_s) for name, own in text.named(result.candidates) if own.outcome]
-    known = [(*wall, *point) for wall in walls for point in result.losses]
-    if not known:
+    walls = {own.label: own.wall_s for own in result.decision.outcomes}
+    named = [(name, walls[own.label]) for name, own in text.named(result.candidates)]
+    known = [(*wall, *point) for wall in named for point in result.losses]
+    if len(result.losses) < 2:
         return
 
     def at(row: tuple[str, Spread, float, float]) -> Cell:

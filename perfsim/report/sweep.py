@@ -147,10 +147,7 @@ def sweep_page(result: SweepResult) -> Page:
 
 
 def _scale(result: SweepResult) -> tuple[Table | None, str]:
-    """A row for each series in their order, the fastest of each target marked; and what the rows show.
-
-    Where there are more than fit, the fastest are shown if all have one target, else the first.
-    """
+    """A row for each series in their order, the fastest of each target marked, and what the rows show."""
     series = result.series
     if not series:
         return None, ""

@@ -343,9 +343,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Write rows with the same columns; the suffix of the path chooses CSV or Parquet.
 
-    Numbers have every digit, None is an empty field. A text of a CSV file that begins like a formula gets an
-    apostrophe, a column of Parquet with values of several types is text. Raises InputError for another
-    suffix, PerfsimError without pyarrow, OSError.
+    Numbers have every digit, None is an empty field. In CSV a text like a formula gets an apostrophe; of
+    Parquet a mixed column is text. InputError for another suffix, PerfsimError without pyarrow, OSError.
     """
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: a table is written as {' or '.join(SUFFIXES)}")
@@ -387,10 +386,7 @@ def document_text(document: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON knows it: dataclasses and mappings as objects, floats with every digit, NaN as null.
-
-    NumPy's arrays and numbers, and mappings that cannot be changed, become Python's own.
-    """
+    """A value as JSON knows it: objects, lists (also of NumPy), floats with every digit, and NaN as null."""
     return to_jsonable_python(
         value,
         inf_nan_mode="null",

@@ -76,10 +76,7 @@ def percent(fraction: float, digits: int = 1) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """How values of one kind are written; inside they are SI.
-
-    `suits` finds the unit of values that are shown together, where that depends on the values.
-    """
+    """How values of one kind are written, SI inside; `suits` finds the unit of values shown together."""
 
     name: str = ""
     """Behind the number; empty where `digits` writes the unit too."""
@@ -316,10 +313,7 @@ ALWAYS = ("cluster-scaled", "memory-above-limit")
 def split_caveats(
     caveats: Sequence[SharedCaveat], verdict: str
 ) -> tuple[list[SharedCaveat], list[SharedCaveat]]:
-    """The worst caveats for the head of an answer, all serious ones among them, and the others.
-
-    A caveat that the verdict quotes as a whole is in neither.
-    """
+    """The worst caveats for the head of an answer, all serious ones, and others that no verdict quotes."""
     left = [caveat for caveat in caveats if not (caveat.headline == caveat.text and caveat.text in verdict)]
     serious = sum(caveat.severity == "serious" for caveat in left)
     warned = sum(caveat.severity != "info" for caveat in left)

@@ -311,10 +311,7 @@ def residuals(result: Mapping[str, Any]) -> tuple[Table, go.Figure | None]:
 def write_validation(
     steps: Sequence[StepAccuracy], convergence: Sequence[Mapping[str, Any]], folder: Path
 ) -> tuple[Path, Path]:
-    """Write `index.html` and `validation.md` of files of step times and of convergence, with the same tables.
-
-    The same input gives the same bytes.
-    """
+    """Write `index.html` and `validation.md` of step times and of convergence, with the same tables."""
     medians = [
         f"{_name(result)} {text.percent(result['summary']['median_ape'])}"
         for result in (*(step.result for step in steps), *convergence)

@@ -247,10 +247,7 @@ Called = TypeVar("Called", Answer, Point)
 
 
 def called(name: str, known: Sequence[Called]) -> Called:
-    """The candidate that is called `16 CS-2`, `16 x cs-2`, by its whole label, or by its strategy.
-
-    Raises InputError with the labels for a name that fits none or several of them.
-    """
+    """The candidate called `16 CS-2`, `16 x cs-2`, by its label or strategy; InputError unless it is one."""
     wanted = _plain(name)
 
     def fits(one: Answer | Point) -> bool:
@@ -278,10 +275,7 @@ def _plain(name: str) -> str:
 
 
 def leaves(value: Any, path: str = "", left_out: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Every value inside a description with its dotted path; a list is one value.
-
-    What has a record of its fit is represented by its name.
-    """
+    """Every value inside a description with its dotted path; a list is one value, a fitted record a name."""
     if not isinstance(value, Mapping):
         yield path, value
     elif "fit" in value:
@@ -630,10 +624,7 @@ MOST_COUNTS = 4
 
 
 def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...]:
-    """The caveats of all predictions, worst first: one for each code and system, in the words of the worst.
-
-    Those of several systems that have the same words are one.
-    """
+    """The caveats of all predictions, worst first, each code once for a system or for several that say it."""
     groups: dict[tuple[str, str], list[tuple[Caveat, Prediction]]] = {}
     for step in predictions:
         for warning in step.caveats:

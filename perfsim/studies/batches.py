@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import add
 from typing import Any, Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError, Problem
@@ -39,17 +37,14 @@ LARGEST_SHARE = 2.0
 """The grid of batches, as shares of the critical batch."""
 AROUND = 3
 """Batches on each side of the best one that are tried where a similar question tells where to begin."""
-HALVES = 14
-"""Points of a curve of the loss, each at 0.7 times the tokens of the next."""
+HALVINGS = 7
+"""Points of a curve of the loss before its end, each at half the tokens of the next."""
 MINICPM_SCALE = "C4"
 """The corpus on which MiniCPM's law measures its loss; the law holds for no other."""
 
 
 def _later_phases_s(run: Evaluation) -> tuple[float, ...]:
-    """Seconds of each later phase of a run's recipe, in the layout of the run.
-
-    Perturbations slow them as they slow the first phase. Raises PlanError where a phase does not fit.
-    """
+    """Seconds of each later phase in the layout of a run, slowed as it is; PlanError if one does not fit."""
     plan = run.plan
     slower = 1.0 if run.perturbed is None else run.step_time_s / run.perturbed.unperturbed_step_time_s
     seconds = []
@@ -207,17 +202,14 @@ class Target:
         """Shares of the run, and the loss of one that ends there; none for a target beyond the law's runs."""
         law = spec.convergence.of_loss
         params = counted(spec.model, law)
-        shares = [2.0 ** (-half / 2) for half in range(HALVES, -1, -1)]
-        inside = [share for share in shares if not law.outside(params, share * self.d_min_tokens)]
-        if 1.0 not in inside or len(inside) == 1:
+        shares = [0.5**halvings for halvings in range(HALVINGS, -1, -1)]
+        if law.outside(params, self.d_min_tokens):
             return ()
-        return tuple((share, law.loss(params, share * self.d_min_tokens)) for share in inside)
+        ends = [(share, share * self.d_min_tokens) for share in shares]
+        return tuple((of, law.loss(params, tokens)) for of, tokens in ends if not law.outside(params, tokens))
 
     def time_of_run(self, run: Evaluation, accuracy: Accuracy | None = None) -> TimeToAccuracy:
-        """The time of a simulated plan's steps to this end, with the run's `accuracy`.
-
-        Raises NotIdentifiableError far beyond the measured batches.
-        """
+        """Time of a simulated plan's steps to this end; NotIdentifiableError far beyond measured batches."""
         accuracy = accuracy or run.accuracy
         tokens = run.plan.job.tokens_per_step
         known = self.measured
@@ -237,8 +229,7 @@ class Target:
         """Global batches in sequences, 2^k and 3 x 2^k, up to twice the critical batch.
 
         A run of a given length has none: its grid ends at DeepSeek's batch, since beyond it the same tokens
-        reach a worse loss. Batches are multiples of a device count that is no power of two, so that replicas
-        share evenly.
+        reach a worse loss. Batches are multiples of a device count that is no power of two: replicas share.
         """
         most = self.optimal_tokens if self.critical.given_length else LARGEST_SHARE * self.critical.tokens
         largest = most / seq_length
@@ -259,10 +250,7 @@ class Target:
         return self.grid(spec.recipe.seq_length, unit)
 
     def at(self, question: Question, global_batch_size: int, *, advised: bool = True) -> BatchPoint:
-        """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits.
-
-        The share of the step that hides communication is left out of its band.
-        """
+        """The plan of best estimate at one batch, simulated; its band leaves out what hides communication."""
         asked = question.at(global_batch_size)
         run = evaluated(asked, estimated(asked, advised=advised).plan)
         return BatchPoint.of(run.plan, self.time_of_run(run, Accuracy.of(run.plan)))
@@ -270,7 +258,7 @@ class Target:
     def curve(
         self, question: Question, batches: Sequence[int], *, extend: bool = False, near: int | None = None
     ) -> BatchCurve:
-        """Time to the target at every batch; with `near`, at those around the best of a similar question.
+        """Time to the target at every batch; with `near` (0: the middle) at those outward of it to the best.
 
         With `extend` batches are halved or doubled past an end until the best one is inside. Raises
         PlanError, or LayoutError for a given layout, where no batch has a plan.
@@ -293,26 +281,22 @@ class Target:
     def ramped(
         self, question: Question, chosen: BatchPoint, ramp: Sequence[RampSpec]
     ) -> tuple[RampedRun | None, str]:
-        """The run that begins with a ramp and ends at the chosen batch, and a remark on it; None without one.
-
-        Each segment runs the layout that is best at its own batch. The remark names a batch without a plan.
-        """
+        """The run with a ramp, each part in its best layout; or None, and which batch has no plan."""
         if not ramp:
             return None, ""
         critical = self.critical.tokens
         rest = self.d_min_tokens * (1.0 - sum(part.share for part in ramp))
         # The chosen batch makes what the ramp leaves; a ramp may leave nothing.
-        parts = [RampedRun.part(rest, chosen.batch_tokens, chosen.step_time_s, critical)] if rest > 0 else []
+        parts = [(rest, chosen.batch_tokens, chosen.step_time_s, critical)] if rest > 0 else []
         for part in ramp:
             batch = max(1, round(part.batch * chosen.global_batch_size))
             try:
                 known = chosen if batch == chosen.global_batch_size else self.at(question, batch)
             except PerfsimError as error:
                 return None, f"no run with the batch ramp: {error.problems[0].message}"
-            progress = part.share * self.d_min_tokens
             size = (known.batch_tokens, known.step_time_s, critical * part.critical_batch)
-            parts.append(RampedRun.part(progress, *size))
-        run = reduce(add, parts)
+            parts.append((part.share * self.d_min_tokens, *size))
+        run = RampedRun.of(parts)
         remark = (
             f"with the batch ramp the steps take {run.time_s / chosen.time_to_accuracy_s:.3f} times as long: "
             f"{run.steps / chosen.steps:.3f} times the steps, "
@@ -326,7 +310,8 @@ def _wanted(grid: list[int], known: BatchCurve, near: int | None, *, extend: boo
     tried = known.tried
     left = [batch for batch in grid if batch not in tried]
     if near is not None:
-        left.sort(key=lambda batch: abs(math.log(batch / near)))
+        begin = near or grid[len(grid) // 2]
+        left.sort(key=lambda batch: abs(math.log(batch / begin)))
         if known.points and known.best in grid:
             best = grid.index(known.best)
             left = [batch for batch in left if batch in grid[max(best - AROUND, 0) : best + AROUND + 1]]

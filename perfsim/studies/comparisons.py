@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Any, NamedTuple, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from perfsim.base.errors import InputError, PlanError
+from perfsim.base.errors import InputError
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.units import Seconds, number
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.convergence.critical_batch import HyperbolaFit, examples
-from perfsim.convergence.laws import LossLaw, loss_law, power_law
+from perfsim.convergence.laws import SIZES, LossLaw, loss_law, power_law
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.prediction import predict
 from perfsim.prediction.question import Question
@@ -47,9 +45,6 @@ class _Answer(NamedTuple):
 # A law reaches the loss L of a run with C(L) FLOP: c / L^(1 / gamma) for a line through runs, the least 6 N D
 # over all sizes N for a law in parameters and tokens. What a run takes over C(L) is the price of its choice
 # of size and tokens.
-
-SIZES = np.geomspace(1e7, 1e13, 4801)
-"""Parameters among which the size of least compute is looked for."""
 
 
 class _TrainedRun(Spec):
@@ -142,9 +137,9 @@ class _LossesSpec(Spec):
         rows = []
         for run in (*self.runs, best):
             law_loss = law.loss(run.params, run.tokens)
-            rows.append(run.row(law_loss, least_flop(law, run.loss or law_loss)[0]))
+            rows.append(run.row(law_loss, law.least_flop(run.loss or law_loss)[0]))
         reached = law.loss(first.params, first.tokens)
-        share = least_flop(law, reached)[0] / flop
+        share = law.least_flop(reached)[0] / flop
         verdict = (
             f"By law {law.name}, {first.name} reaches a loss of {reached:.3f} with {flop:.3g} FLOP. With as "
             f"many, {size / 1e9:.3g} billion parameters on {best.tokens / 1e9:.3g} billion tokens "
@@ -154,17 +149,6 @@ class _LossesSpec(Spec):
         if outside := [run.name for run in self.runs if law.outside(run.params, run.tokens)]:
             verdict += f" Outside the law's runs ({law.data}): {', '.join(outside)}."
         return rows, verdict
-
-
-def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
-    """The least 6 N D with which a law reaches a loss, and the N of it; PlanError where no size does."""
-    best = (math.inf, math.nan)
-    for size in SIZES.tolist():
-        with suppress(PlanError):
-            best = min(best, (6.0 * size * law.tokens_to_loss(loss, size), size))
-    if math.isinf(best[0]):
-        raise PlanError(f"law {law.name} reaches a loss of {loss:g} with no model")
-    return best
 
 
 # Speedup of published runs split into statistics, by the hyperbola through their examples by batch, and
@@ -227,10 +211,7 @@ class _SpeedsSpec(Spec):
         return _Answer(columns, rows, verdict, note)
 
     def _hyperbola(self) -> tuple[float, float, str]:
-        """E_min and B_crit of the runs, and how the sentence on them ends.
-
-        Raises InputError for runs of one batch, and where the examples do not grow with it.
-        """
+        """E_min and B_crit of the runs, and the end of the sentence; InputError where they determine none."""
         levels: dict[float, list[float]] = {}
         for run in self.runs:
             levels.setdefault(run.batch, []).append(run.examples)
@@ -380,10 +361,7 @@ class Comparison:
 
 
 def compare(name_or_path: str, catalog: Catalog | None = None) -> Comparison:
-    """The rows and sentences of a comparison of the catalogue by name, or from a file.
-
-    Raises CatalogError with every problem of the file, and what predictions and laws of its subject raise.
-    """
+    """The rows and sentences of a comparison by name or from a file; CatalogError with all problems of it."""
     catalog = catalog or default_catalog()
     spec = parse_file(catalog.find("study", name_or_path), ComparisonSpec, catalog)
     (subject,) = spec.subjects

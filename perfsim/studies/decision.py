@@ -424,10 +424,7 @@ GENERAL = ("data_law", "bergsma_2025", "kaplan_loss", "kaplan_over_run")
 
 
 def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answer]) -> tuple[LawAnswer, ...]:
-    """The answers by the study's own law and by every general law; empty where the tokens are given.
-
-    The batches that the study tried keep their step times; only the number of steps differs by law.
-    """
+    """Answers by the study's own and every general law, at the batches tried; empty for given tokens."""
     if target.critical.given_length or not candidates:
         return ()
     d_min = target.d_min_tokens

@@ -42,10 +42,7 @@ POLL_S = 1.0
 
 
 def attempt(answer: Callable[[], Result]) -> Result | PerfsimError:
-    """An answer, or why a point, a candidate or a change has none: the one place that decides.
-
-    A refusal concerns one item alone; only a limit is raised and ends all.
-    """
+    """An answer, or why an item has none: the one place that decides. Only a limit is raised and ends all."""
     try:
         return answer()
     except LimitError:
@@ -83,10 +80,7 @@ IN_PROCESS = Executor()
 def in_worker(
     function: Callable[[Item], Result], limits: Limits, elapsed_s: float, version: str, item: Item
 ) -> tuple[Result, int]:
-    """The function of an item under the limits of the process that asks, and the events that it simulated.
-
-    `version` is that of perfsim where it was asked; empty where the worker runs the same files.
-    """
+    """A function under the asker's limits, and its events; `version` is the asker's, or empty."""
     if version and version != model_version():
         raise _another_version("a worker", model_version(), version)
     present = replace(limits, started_s=time.monotonic() - elapsed_s)
@@ -196,10 +190,7 @@ WAITING = 2
 
 
 class Processes(_Pooled):
-    """So many processes, which import the caller's main module anew.
-
-    They leave Ctrl-C, which a terminal sends to all, to their parent.
-    """
+    """So many processes, which import the caller's main module anew and leave Ctrl-C to their parent."""
 
     died = (BrokenProcessPool,)
     die_together = True

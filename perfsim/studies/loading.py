@@ -182,10 +182,7 @@ def _wrong_values(
 
 
 def reached(spec: BaseModel, path: str) -> tuple[int, type[BaseModel], int, Any]:
-    """How many parts of a path exist, the class that holds the last field, that field's index, the value.
-
-    The last part may be a new key of a mapping.
-    """
+    """How many parts of a path exist, the class of the last field, its index, its value (or a new key's)."""
     parts = path.split(".")
     owner = type(spec)
     index = 0
@@ -258,10 +255,7 @@ def study_path(path: str) -> str:
 
 @dataclass(frozen=True)
 class Changer:
-    """Replaces values at paths of a question; what many points share is made once.
-
-    Ids stand for descriptions, which the points or the memory itself keep alive.
-    """
+    """Replaces values at paths of a question; what points share is made once, by ids of what stays alive."""
 
     catalog: Catalog
     made: dict[Hashable, Any] = field(default_factory=dict)
@@ -386,10 +380,7 @@ def _unread(path: str, candidates: Sequence[CandidateSpec]) -> Problem | None:
 
 
 def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] = ()) -> StudySpec:
-    """A study with the price of a device-hour on some systems, in its currency, instead of all others.
-
-    Raises InputError for a price below 0, and for one of none of its systems and of these.
-    """
+    """A study with these prices of a device-hour instead of all others; InputError for an impossible one."""
     known = {*systems, *(candidate.system.name for candidate in study.candidates)}
     for name, price in prices.items():
         if name not in known:
@@ -609,8 +600,7 @@ def _wrong_prices(study: StudySpec, candidates: Iterable[CandidateSpec], node: N
 def _wrong_machines(study: StudySpec, mapping: LocatedMapping) -> Iterator[Problem]:
     """Numbers of devices that a system cannot have, and fixed layouts where none can be run.
 
-    Where a candidate can be run, the layouts of the others and what they lack for a price are reasons in the
-    answer.
+    Where a candidate can be run, the layouts of others and what they lack are reasons in the answer.
     """
     layouts: list[list[Problem]] = []
     # A list of strategies in the file is several candidates.

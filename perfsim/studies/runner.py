@@ -46,9 +46,8 @@ def answer_point(
 ) -> answers.Answer:
     """A candidate at its best batch, looked for `near` another if given, under the study's perturbations.
 
-    `deep` adds what only a study has: sampled arithmetic, the batch ramp and what its page draws. For
-    `reported` see `best_plan`. Raises PlanError where no batch has a feasible plan, LayoutError for a fixed
-    layout that is illegal.
+    `deep` adds what only a study has: sampled arithmetic, the batch ramp and what its page draws; `reported`
+    as in `best_plan`. PlanError where no batch has a feasible plan, LayoutError for an illegal layout.
     """
     spec = point.study
     question = point.question
@@ -192,10 +191,7 @@ def run_study(
 
 
 def refusals(spec: StudySpec) -> tuple[answers.Infeasible, ...]:
-    """The candidates to which a run of the study would give no answer, but for memory and limits of time.
-
-    Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
-    """
+    """Candidates that a run could not answer, but for memory and time. Raises what the run would raise."""
     target = Target.of_study(spec)
     refused: list[tuple[Point, PerfsimError]] = []
     for point in spec.points:
@@ -222,10 +218,7 @@ def _reason(error: PerfsimError) -> str:
 def _infeasible(
     points: Sequence[Point], refused: Sequence[tuple[Point, PerfsimError]]
 ) -> tuple[answers.Infeasible, ...]:
-    """The candidates without an answer, with the reason.
-
-    Where no point has one, a lack of plans is raised, else bad input, else the first failure.
-    """
+    """Candidates without an answer, with the reason; where all lack one, raises a lack of plans first."""
     errors = [error for _, error in refused]
     if len(errors) < len(points):
         return tuple(answers.Infeasible(point.label, _reason(error)) for point, error in refused)

@@ -4,7 +4,7 @@ Every evaluation is a point of a sweep over that input. By how much it misses a 
 quantity over its bound, in each joint draw of `studies/decision.py`; a condition is met at 50 (or 90) % where
 this quantile of the draws misses nothing. Values are tried outward from today's until the condition turns,
 then between two neighbours by interpolation. Where the way turns back, or the input is a batch, a coarse
-sweep finds every turn first. The first value tries every batch, the others those around its best one.
+sweep finds every turn first. Of batches those are tried that lie around the best one of the value before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from itertools import count, islice, pairwise
+from itertools import count, pairwise
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -166,6 +166,7 @@ class _Unknown:
     turns_back: bool = False
     """Whether quantities are known to fall and rise along it."""
     dimension: Dimension | None = None
+    digits: int = 3
     clears: Sequence[str] = ()
     """Paths that exclude it."""
 
@@ -176,8 +177,8 @@ class _Unknown:
         if self.dimension is not None:
             return format_quantity(value, self.dimension, 3)
         scale, word = next((known for known in _LARGE if value >= known[0]), (1.0, ""))
-        digits = f"{value:,}" if scale == 1.0 and isinstance(value, int) else f"{value / scale:.3g}"
-        return f"{digits} {word}".strip()
+        whole = scale == 1.0 and isinstance(value, int)
+        return f"{value:,}" if whole else f"{value / scale:.{self.digits}g} {word}".strip()
 
     def changes(self, study: StudySpec, value: Any) -> dict[str, Any]:
         """A value as values at paths of a question."""
@@ -232,7 +233,9 @@ def _target(path: str, point: Point) -> _Unknown:
     }
     given = getattr(study.recipe, path.removeprefix("recipe."))
     today = ends[path] if given is None else given
-    return _Unknown(path, _numbers(today), today, clears=[other for other in ends if other != path])
+    finer = int(path == "recipe.target_loss")  # few per cent of a loss are most of a run
+    clears = [other for other in ends if other != path]
+    return _Unknown(path, _numbers(today, finer), today, digits=3 + finer, clears=clears)
 
 
 def _field(path: str, point: Point) -> _Unknown:
@@ -273,10 +276,11 @@ _INPUTS: Mapping[str, Callable[[str, Point], _Unknown]] = {
 """What may be tried at the paths that are more than a field."""
 
 
-def _numbers(today: float) -> list[Any]:
-    """Numbers of three digits around today's, 2.4 % apart, whole ones where this is whole."""
-    ends = (round(math.log10(today * factor) * STEPS) for factor in (1 / _REACH, _REACH))
-    known = [float(f"{10 ** (place / STEPS):.3g}") for place in range(*ends)]
+def _numbers(today: float, finer: int = 0) -> list[Any]:
+    """Numbers around today's, whole ones where this is whole: 2.4 % apart, and more digits `finer`."""
+    steps = STEPS * 10**finer
+    ends = (round(math.log10(today * factor) * steps) for factor in (1 / _REACH, _REACH))
+    known = [float(f"{10 ** (place / steps):.{3 + finer}g}") for place in range(*ends)]
     return sorted({max(1, round(value)) for value in known} if isinstance(today, int) else {*known, today})
 
 
@@ -419,7 +423,7 @@ class _Search:
         changes = self.unknown.changes(self.study, value) if changed else {}
         study = self.changer.point(self.study, candidate, devices, changes)
         asked = None if self.find.startswith("price") else value  # a price moves the bill and no plan
-        near = self.batches.get(id(candidate))
+        near = self.batches.get(id(candidate), 0)
         answered = partial(answer_point, Point(study), near=near)
         row = self.changer.once(partial(attempt, answered), "row", id(candidate), asked)
         if isinstance(row, PerfsimError):
@@ -474,10 +478,7 @@ class _Search:
         return int(np.argmin(np.abs(self.logs - log)))
 
     def _turns(self, level: float, *, refused: bool = True) -> list[tuple[int, int]]:
-        """Neighbours of what was tried: the first meets the conditions, the second does not.
-
-        What is `refused` meets none, or is passed over.
-        """
+        """Neighbours: the first meets the conditions, the second not; `refused` ones do not, if given."""
         known = [index for index in sorted(self.tried) if refused or self.tried[index].misses is not None]
         met = {index: self.tried[index].miss(level) <= 0 for index in known}
         return [
@@ -497,10 +498,10 @@ class _Search:
             now = known[here]
             # A nearer value may have another plan, which hides how the quantity grows.
             far = [index for index in known if abs(self.logs[index] - self.logs[here]) > TWICE / 2]
-            if not far:
-                both = (self._stepped(here, step) for step in (TWICE, -TWICE))
-                known_to = (index for index in both if index != here and self._at(index).misses is not None)
-                far = [*islice(known_to, 1)]
+            for part in (1, 4, 16):  # both neighbours of a loss may be beyond its law
+                both = (self._stepped(here, way * TWICE / part) for way in (1, -1))
+                tried = (index for index in both if index != here and self._at(index).misses is not None)
+                far = far or [*tried][:1]
             there = min(far, key=lambda index: abs(index - here), default=here)
             slope = (self._at(there).miss(level) - now) / (self.logs[there] - self.logs[here] or math.inf)
             if not slope or self._turns(level):

@@ -327,10 +327,7 @@ class StudySpec(CatalogSpec):
 
     @property
     def equal_day(self) -> str:
-        """The earliest of the candidates' newest measured dates on which all of them existed.
-
-        Raises InputError where a date is not known.
-        """
+        """The earliest of the newest measured dates on which all existed; InputError where one is unknown."""
         points = self.model_copy(update={"as_of": ""}).points
         days = [measured_days(point.question) for point in points]
         return max(min(last for _, last in days), *(first for first, _ in days))
@@ -345,10 +342,7 @@ class StudySpec(CatalogSpec):
         return self.prices.model_copy(update={"machines": self.prices.machines | own})
 
     def compared(self, names: Sequence[str]) -> Self:
-        """The study with its candidates of these strategies; another strategy borrows a system that suits it.
-
-        Raises InputError for a strategy without a system; without names the study stays as it is.
-        """
+        """The study with these strategies, others on a system that suits them; InputError without one."""
         chosen: list[CandidateSpec] = []
         for name in dict.fromkeys(names):
             wanted = strategy(name)
@@ -462,8 +456,7 @@ def digests(studies: Iterable[StudySpec]) -> list[str]:
     """SHA-256 of everything that affects the answer to each study, in 64 hexadecimal digits.
 
     This covers the resolved descriptions (hardware, calibrations, model, recipe, candidates, batches, law)
-    without file names, titles, sources and reasons, and the version of the model. A description that several
-    studies share is taken apart once.
+    without names, titles, sources and reasons, and the version of the model; what studies share once.
     """
     known: dict[int, tuple[BaseModel, str]] = {}
 

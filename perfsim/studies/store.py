@@ -34,9 +34,8 @@ class Stored:
 class Store:
     """The table of finished points in one file; a context manager that closes it.
 
-    Several processes may use one file at the same time. A store on read-only media can be read. Raises
-    PerfsimError for a file that is not a store or that another process locks for too long, and where none can
-    be made.
+    Several processes may use one file at the same time; one on read-only media can be read. PerfsimError for
+    a file that is no store or that another process locks for too long, and where none can be made.
     """
 
     def __init__(self, path: Path) -> None:

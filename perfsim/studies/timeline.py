@@ -109,10 +109,7 @@ def timeline(evaluation: Evaluation) -> tuple[TimelineBar, ...]:
 
 
 def grouped(bars: Sequence[TimelineBar], most: int) -> tuple[TimelineBar, ...]:
-    """At most so many bars, or one for each kind of a lane: short ones are joined where there are more.
-
-    The interval in which they are joined is the shortest that is enough, from `FINEST`.
-    """
+    """At most so many bars, or one a kind and lane: short ones joined, no longer than needed."""
     whole_s = max((bar.end_s for bar in bars), default=0.0)
     share = FINEST
     joined = list(bars)
@@ -123,10 +120,7 @@ def grouped(bars: Sequence[TimelineBar], most: int) -> tuple[TimelineBar, ...]:
 
 
 def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]:
-    """The bars; short ones that begin in the same interval of one lane are joined by kind.
-
-    There is one bar for each kind, one after the other, with the busy time of its bars.
-    """
+    """The bars; short ones that begin in one interval of a lane are joined by kind, one after the other."""
     cells = defaultdict[tuple[str, int], list[TimelineBar]](list)
     kept: list[TimelineBar] = []
     for bar in bars:

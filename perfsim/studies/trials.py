@@ -1,7 +1,4 @@
-"""What single changes do to an answer: tried on every candidate, or taken from a second study.
-
-Nothing is estimated: each change alone is answered again.
-"""
+"""What single changes do to an answer, each answered again: tried on candidates, or of a second study."""
 
 from __future__ import annotations
 
@@ -73,10 +70,7 @@ class Explained:
 
 
 def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ...]:
-    """Answer a study, and try every change on every candidate at its best batch.
-
-    Raises what `run_study` raises. A change that leaves no plan has its reason.
-    """
+    """Answer a study, and try every change on every candidate at its best batch. Raises as `run_study`."""
     spec = spec.compared(compare)
     target = Target.of_study(spec)
     explained = []
@@ -185,10 +179,7 @@ class Difference:
 
 
 def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
-    """Answer both, and the first with each changed input alone.
-
-    Raises InputError for more than `MOST_CHANGES` changed inputs, and what answering raises.
-    """
+    """Answer both, and the first with each changed input alone; InputError for more than `MOST_CHANGES`."""
     old = first.model_dump()
     changed = list(_changed(old, second.model_dump(), ()))
     if len(changed) > MOST_CHANGES:
@@ -352,10 +343,7 @@ class AnswerDocument(BaseModel):
 
 
 def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
-    """Two documents of answers: times of candidates of one label, and inputs, batches, layouts that differ.
-
-    No input has an effect of its own.
-    """
+    """Two documents of answers: times by label, and what differs, without the effect of each alone."""
     old, new = (
         {f"{given.topic}: {given.name}": str(given.value) for given in answer.assumptions}
         for answer in (first, second)

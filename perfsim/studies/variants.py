@@ -41,10 +41,7 @@ KNEE = 0.9
 
 @dataclass(frozen=True)
 class Series:
-    """One machine under one combination of settings: its best point at each number of devices.
-
-    With perfect scaling the device-seconds of a token stay constant; their growth is what scaling loses.
-    """
+    """One machine under one combination of settings: its best point at each number of devices."""
 
     points: tuple[PointResult, ...]
     """By increasing number of devices."""
@@ -114,10 +111,7 @@ class Series:
         return next((point for point in self.points if self.throughput_efficiency(point) < KNEE), None)
 
     def losses(self, point: PointResult) -> dict[str, float]:
-        """By cause, its share of the growth in device-seconds per token since the smallest machine.
-
-        Largest first; causes that shrank are left out.
-        """
+        """By cause, its share of the growth in device-seconds per token since the smallest, largest first."""
         before, after = (
             {
                 cause: seconds * known.num_devices / known.target_time.batch_tokens
@@ -199,10 +193,7 @@ class Match:
 
     @property
     def between(self) -> tuple[PointResult, float] | None:
-        """The largest point that is too slow, and the interpolated number of devices.
-
-        None if the smallest point of the series is fast enough, or no point is.
-        """
+        """The largest point that is too slow, and the interpolated number of devices; None without one."""
         if self.fewest is None or self.fewest is self.series.first or self.equal.typical is None:
             return None
         return self.series.points[self.series.points.index(self.fewest) - 1], self.equal.typical
@@ -233,10 +224,7 @@ class Change:
 
     @property
     def policy(self) -> str:
-        """`tp=1 mbs=4 → tp=2 mbs=2`: settings that differ, as `--layout` takes them; empty if none does.
-
-        The number of replicas is not compared if the numbers of devices differ.
-        """
+        """`tp=1 mbs=4 → tp=2 mbs=2`: settings that differ; replicas only of as many devices."""
         layouts = (self.base.prediction.layout, self.point.prediction.layout)
         left_out = _DERIVED if self.base.num_devices == self.point.num_devices else (*_DERIVED, "data")
         names = [
@@ -267,10 +255,7 @@ _DERIVED = ("num_microbatches", "stream_chunks")
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Every point of a grid, in the grid's order, and the comparisons between them.
-
-    Each comparison is made once, and is empty where there is nothing to compare.
-    """
+    """Every point of a grid in its order, and the comparisons between them, each made once."""
 
     sweep: Sweep
     """What was asked; in a document its name."""
@@ -284,10 +269,7 @@ class SweepResult:
 
     @cached_property
     def series(self) -> Sequence[Series]:
-        """Every machine under every combination of settings, in the order of the grid.
-
-        At each number of devices a series has its fastest point; ties go to the smaller batch.
-        """
+        """Every machine under every combination of settings: at each size its fastest point, then batch."""
         groups: dict[tuple[str, str, Circumstances], dict[int, PointResult]] = {}
         for point in self.feasible:
             best = groups.setdefault((point.strategy, point.system, point.circumstances), {})
@@ -308,10 +290,7 @@ class SweepResult:
 
     @cached_property
     def equal_times(self) -> Sequence[tuple[Sequence[Match], Sequence[Match]]]:
-        """For each other machine, its points matched by the first machine, and the first's points by it.
-
-        A machine is compared by its first series that trains to the first machine's target.
-        """
+        """For each other machine of the first's target, its points matched by the first, and the reverse."""
         rivals: dict[tuple[str, str], Series] = {}
         for rival in self.series[1:]:
             if rival.machine != self.series[0].machine and rival.target == self.series[0].target:
@@ -385,10 +364,7 @@ class SweepResult:
 
     @cached_property
     def successions(self) -> Mapping[str, Sequence[Change]]:
-        """By machine, layout changes from each variant to the next, if variants train different models.
-
-        Only machines with at most one feasible point per variant are included.
-        """
+        """By machine with one point a variant, layout changes to the next, where the models differ."""
         first = self.points[0] if self.variants else None
         if first is None or all(point.study.model == first.study.model for point in self.points):
             return {}

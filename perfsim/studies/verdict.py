@@ -12,10 +12,7 @@ from perfsim.studies.decision import SPEED, amount, chance, time_unit, verb
 
 
 def sentence(rows: Sequence[Answer], decision: Decision) -> str:
-    """Who is first, with what probability, when, and how much longer the rival takes; at most 35 words.
-
-    All figures are of days on the wall, from the draws of the decision.
-    """
+    """Who is first, how surely, when, and how much longer the rival takes on the wall; at most 35 words."""
     names = short_names(rows)
     taken = {outcome.label: outcome for outcome in decision.outcomes}
     first, rival = pair_of(rows, decision)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ from perfsim.convergence.critical_batch import (
     relative_error,
     steps,
 )
-from perfsim.convergence.laws import BESIROGLU, CEREBRAS_GPT, KAPLAN, SEED_ERROR, compute_law, loss_law
+from perfsim.convergence.laws import BESIROGLU, CEREBRAS_GPT, KAPLAN, SEED_ERROR, LossLaw, loss_law
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.specs.calibration import ConvergenceCalibration
 
@@ -154,8 +152,8 @@ def test_over_a_run_the_critical_batch_is_that_of_its_parts_which_add_up() -> No
     batch, params, d_min = 1e6, 1.3e9, 2.6e10
     whole = law("kaplan_over_run", params=params, d_min_tokens=d_min).tokens
     losses = [KAPLAN.loss(params, (part + 0.5) / 500 * d_min) for part in range(500)]
-    parts = [RampedRun.part(d_min / 500, batch, 1.0, kaplan_tokens(loss)) for loss in losses]
-    assert reduce(add, parts).steps == pytest.approx(steps(batch, d_min, whole), rel=1e-3)
+    parts = [(d_min / 500, batch, 1.0, kaplan_tokens(loss)) for loss in losses]
+    assert RampedRun.of(parts).steps == pytest.approx(steps(batch, d_min, whole), rel=1e-3)
     assert kaplan_tokens(losses[0]) < whole < kaplan_tokens(losses[-1])
     (note,) = law("kaplan_over_run", params=2e10, d_min_tokens=4e11).notes
     assert note.startswith("extrapolated")
@@ -210,7 +208,7 @@ def test_impossible_arguments_are_refused_by_name(bad: float) -> None:
 
 
 def test_the_pile_law_of_the_five_smaller_models_predicts_the_two_larger_ones() -> None:
-    law = compute_law(CEREBRAS_GPT[:5])
+    law = LossLaw.of_compute(CEREBRAS_GPT[:5])
     assert law.params == (111e6, 2.7e9)
     for params, tokens, loss in CEREBRAS_GPT[5:]:
         assert abs(law.loss(params, tokens) - loss) < 0.03

@@ -10,7 +10,7 @@ import pytest
 
 from perfsim.prediction.why import LinkUse
 from perfsim.report.page import Section
-from perfsim.report.study_figures import batch, memory, network, step, timelines
+from perfsim.report.study_figures import batch, loss, memory, network, step, timelines
 from perfsim.report.text import Named, duration
 from perfsim.studies.answers import Answer, StudyResult
 
@@ -25,6 +25,16 @@ def test_the_shares_of_a_step_add_up_to_all_of_it_and_no_two_look_alike(result: 
 def test_wafers_that_hold_the_same_share_a_row_of_memory(result: StudyResult) -> None:
     places = memory(result).table.texts("place")
     assert places == [*map("stage {}".format, range(4)), "wafer 0", "wafer 0 to 3", "wafer 0 to 15"]
+
+
+def test_the_loss_falls_over_the_days_on_the_wall_to_that_of_the_target(result: StudyResult) -> None:
+    assert list(loss(result)) == [], "no law reaches the target"
+    (section,) = loss(replace(result, losses=((0.25, 2.5), (0.5, 2.25), (1.0, 2.125))))
+    ends = [row for row in section.table.rows if row[1].value == 1.0]
+    assert [row[2].number for row in ends] == [own.wall_s.typical for own in result.decision.outcomes]
+    curve = section.figure.data[1]
+    assert list(curve.y) == [2.5, 2.25, 2.125]
+    assert curve.x[0] == pytest.approx(curve.x[-1] / 4)
 
 
 def test_every_link_has_its_mean_and_peak_and_one_above_the_capacity_a_note(result: StudyResult) -> None:

@@ -13,7 +13,7 @@ from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.convergence.laws import BESIROGLU
-from perfsim.studies.comparisons import Comparison, least_flop
+from perfsim.studies.comparisons import Comparison
 from perfsim.studies.loading import kind_of_study
 
 LOSSES = """\
@@ -54,7 +54,7 @@ def test_a_line_through_runs_predicts_the_others_and_prices_them(tmp_path: Path)
 
 def test_the_least_compute_of_a_law_is_where_neither_size_does_better() -> None:
     loss = BESIROGLU.loss(1e10, 2e11)
-    flop, size = least_flop(BESIROGLU, loss)
+    flop, size = BESIROGLU.least_flop(loss)
     for other in (size / 1.1, size * 1.1):
         assert 6 * other * BESIROGLU.tokens_to_loss(loss, other) > flop
     assert flop <= 6 * 1e10 * 2e11

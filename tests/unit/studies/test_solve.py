@@ -99,7 +99,7 @@ def test_near_a_batch_that_is_nearly_the_best_the_best_of_all_is_found_sooner(
     grid = list(target.batches(study, point.question))
     whole = target.curve(point.question, grid, extend=True)
     place = grid.index(whole.best)
-    for near in (grid[max(place - 3, 0)], whole.best, 1.3 * whole.best):
+    for near in (0, grid[max(place - 3, 0)], whole.best, 1.3 * whole.best):
         curve = target.curve(point.question, grid, extend=True, near=round(near))
         assert curve.best == whole.best
         assert len(curve.tried) <= 11 < len(whole.tried)
@@ -138,6 +138,14 @@ def test_a_value_whose_neighbours_are_refused_is_found_once_without_a_range(stud
     study = study_of(candidates=[machine], batch_sizes=[16])
     (row,) = ps.solve(study, find="devices", such_that="days <= 1e6").solutions
     assert (row.value, row.side, row.range) == (4, "", None)
+
+
+def test_a_loss_is_found_though_half_of_it_and_twice_it_are_beyond_its_law(study_of: Make) -> None:
+    study = study_of()
+    days = option_of(point := study.points[0], answer_point(point)).typical_s / DAY_S
+    row, *_ = ps.solve(study, find="recipe.target_loss", such_that=f"days <= {days / 2}").solutions
+    assert row.side == "or more"
+    assert 0.4 * days < row.quantity["days"] <= days / 2
 
 
 def test_more_devices_than_sequences_of_any_useful_batch_take_a_sequence_each(study_of: Make) -> None:
