@@ -105,14 +105,13 @@ class Steps:
         self.slower_reduce = _lost(reduce[:, :2], backward) + on_reduce * backward_on_nics
         self.slower_dispatch = on_reduce * (1.0 - backward_on_nics)
         """The same for the way of rows to experts, beyond the mean over a layer."""
-        # Where a forward and a backward are joined, rows travel while the other computes.
-        in_turns_s = self.passes.in_turns
+        # Of joined passes, rows of one travel and the host works for it while the other computes.
+        layers = self.passes
         slower_rows = _lost(passes.exchanged[passes.of_row[rows]], (forward + backward) / 2)
-        computes_s = self.passes.computes
-        computes_s = computes_s + np.minimum(2 * self.passes.exchanged, computes_s) * slower_rows
-        hidden_s = self.passes.forward + self.passes.backward - np.maximum(computes_s, in_turns_s)
-        joins = self._has("joins") & (in_turns_s > 0)
-        self.hidden_s = np.where(joins, np.maximum(0.0, hidden_s / 2), 0.0)
+        slowed_s = layers.computes + np.minimum(2 * layers.exchanged, layers.computes) * slower_rows
+        joined_s = np.maximum(slowed_s, 2 * np.maximum(layers.exchanged, layers.host))
+        hidden_s = np.maximum(0.0, layers.forward + layers.backward - joined_s)
+        self.hidden_s = np.where(self._has("joins") & (layers.computes > 0), hidden_s / 2, 0.0)
         """Seconds by which each of two joined passes is shorter, a layer of every kind."""
         self.hops = passes.hops(rows)
         self.redone = columns.recomputed_layers(self.ranks) / np.maximum(1, self.ranks.layers)
@@ -160,11 +159,8 @@ class Steps:
         begin = self.columns.virtual[:, None] * passes.begin
         forward = begin + ranks.sum_of(passes.forward - self.hidden_s)
         forward += ranks.first * passes.embedding_forward + ranks.last * passes.head_forward
-        backward = (
-            begin
-            + ranks.sum_of(passes.backward - self.hidden_s)
-            + self.redone * ranks.sum_of(passes.recompute)
-        )
+        backward = begin + ranks.sum_of(passes.backward - self.hidden_s)
+        backward += self.redone * ranks.sum_of(passes.recompute)
         backward += ranks.first * passes.embedding_backward + ranks.last * passes.head_backward
         weights = ranks.sum_of(passes.weights)
         weights += ranks.first * passes.embedding_weights + ranks.last * passes.head_weights

@@ -126,9 +126,7 @@ class _PassPrices(NamedTuple):
     """Weight gradients of one layer where they are a pass of their own."""
     recompute: Floats
     computes: Floats
-    """Compute of a forward and a backward in turns."""
-    in_turns: Floats
-    """What else limits them: messages, the host, and turns that wait for one another; 0 without rows."""
+    """A forward and a backward without the way of rows to experts and back; 0 where none travel."""
     embedding_forward: Floats
     embedding_backward: Floats
     embedding_weights: Floats
@@ -163,11 +161,7 @@ class _PassPrices(NamedTuple):
     dispatched: Floats
     """The way of rows to experts, next to which shared experts run."""
     exchanged: Floats
-    """The way of rows to experts and back."""
-    rows: Floats
-    """What experts compute of them, forward."""
-    rows_backward: Floats
-    rows_inputs: Floats
+    """That way and the way back."""
     beside: Floats
     """Shared experts, forward."""
     beside_backward: Floats
@@ -219,8 +213,6 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: i
 _EXPERTS = LayerKind(experts=True)
 _REPEATS_EXPERTS = np.array([*("moe" in RECOMPUTED[mode] for mode in MODES), True])
 """Whether a mode sends rows to experts again; the last is a full recompute that stops early."""
-_ROWS = {"forward": "rows", "backward": "rows_backward", "dgrad": "rows_inputs"}
-"""Roles of what experts compute of rows."""
 _HOSTED = ("hosted", "hosted_backward")
 """Roles of what runs while the host waits for the counts of rows."""
 
@@ -254,12 +246,10 @@ def _routed_terms(
 ) -> Named:
     """Routed experts on the rows that arrive, and the way of rows to them and back."""
     group = _experts(job, sequences, ranks, expert, shared_by)
-    experts = group.parts(which).experts
     exchanges = *group.to_experts, *group.from_experts
-    named: dict[str, Sequence[Work]] = dict.fromkeys(roles, (experts, *exchanges))
-    if which in _ROWS:
-        named[_ROWS[which]] = (experts,)
-    return named | ({"dispatched": group.to_experts, "exchanged": exchanges} if which == "forward" else {})
+    named: Named = dict.fromkeys(roles, (group.parts(which).experts, *exchanges))
+    forward = {"dispatched": group.to_experts, "exchanged": exchanges}
+    return {**named, **(forward if which == "forward" else {})}
 
 
 @lru_cache(maxsize=16384)
@@ -369,16 +359,9 @@ class Passes:
         waits_backward = np.maximum(0.0, prices.host - (prices.hosted_backward - hidden_backward))
         forward = ring + waits - hidden
         backward = np.where(splits, prices.inputs, prices.backward) - hidden_backward
-        computes, in_turns = _in_turns_s(
-            prices,
-            prices.forward + ring,
-            backward + hidden_backward + ring_backward,
-            np.where(splits, prices.rows_inputs, prices.rows_backward),
-            np.where(splits, prices.beside_inputs, prices.beside_backward),
-        )
+        computes = prices.forward + ring + backward + hidden_backward + ring_backward - 2 * prices.exchanged
         prices = prices._replace(
-            computes=computes,
-            in_turns=in_turns,
+            computes=np.where(prices.exchanged > 0, computes, 0.0),
             forward=prices.forward + forward,
             backward=backward + ring_backward + waits_backward,
             recompute=prices.recompute
@@ -509,36 +492,6 @@ class Passes:
         forward, backward = (limited.take(self.of_row[rows], axis=0) for limited in self._limited)
         backward_s = (passes.backward + passes.weights)[:, -1:]
         return forward / passes.forward[:, -1:], backward / backward_s
-
-
-def _in_turns_s(
-    part: _PassPrices, forward: Floats, backward: Floats, rows_backward: Floats, beside_backward: Floats
-) -> tuple[Floats, Floats]:
-    """Compute of a layer's forward and backward in turns, and what else limits them.
-
-    The turns are attention forward, experts backward, experts forward and attention backward. The rows that
-    end a turn are read by the turn after the next, behind its shared experts, and follow the rows of the turn
-    before.
-    """
-    to = part.dispatched
-    back = part.exchanged - to
-    attention = forward - part.exchanged - part.rows - part.beside
-    attention_backward = backward - part.exchanged - rows_backward - beside_backward
-    waits = attention, rows_backward, part.rows, attention_backward
-    turns = attention, rows_backward + beside_backward, part.rows + part.beside, attention_backward
-    rows = to, back, back, to
-    limit = 2 * np.maximum(part.exchanged, part.host)
-    limit = np.maximum(limit, part.host + np.maximum(attention, attention_backward))
-    for first in range(len(turns)):
-        at, after, later = (np.roll(np.arange(len(turns)), -first))[:3]
-        for chain_s in (
-            rows[at] + waits[later] + rows[later],
-            rows[at] + rows[after] + rows[later],
-            turns[after] + rows[after] + rows[later],
-            turns[after] + turns[later] + rows[later],
-        ):
-            limit = np.maximum(limit, waits[at] + chain_s)
-    return np.add.reduce(turns), np.where(part.exchanged > 0, limit, 0.0)
 
 
 def _rings_s(ranks: Ints, part: _PassPrices) -> tuple[Floats, Floats]:
