@@ -16,6 +16,7 @@ OTHER_NAMES = {
     "fsdp2": "zero3",
     "megatron": "3d",
     "rope": "rotary",
+    "wafer": "weight-streaming",
     "zb-h1": "zb1p",
     "zb-h2": "zb2p",
     "zb-v": "zbv",
@@ -48,22 +49,22 @@ def _alike(word: str, names: Iterable[str]) -> list[str]:
         holding = sorted((name for name in folded if f"-{wanted}-" in f"-{name}-"), key=len)
         if near := [name for name in holding if name.startswith(wanted)][:1] or holding[:_MOST_ALIKE]:
             return [folded[name] for name in near]
-    return [folded[name] for name in difflib.get_close_matches(wanted, folded, n=1, cutoff=0.6)]
+    return [folded[name] for name in difflib.get_close_matches(wanted, folded, n=1, cutoff=0.61)]
 
 
 def _folded(name: str) -> str:
     return re.sub(r"[\W_]+", "-", name.casefold())
 
 
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """A line of help: the nearest name if there is one, and all names unless they are many."""
+def did_you_mean(word: str, names: Iterable[str], listing: str = "") -> str:
+    """A line of help: the nearest name, if any, and all names, or their number where a command lists many."""
     choices = list(names)
     near = OTHER_NAMES.get(_folded(word), "")
     guess = f"{word} is called `{near}` here; " if near in choices else ""
     if not guess and (close := [f"`{name}`" for name in _alike(word, choices)]):
         guess = f"did you mean {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}? "
-    if guess and len(choices) > _MOST_LISTED:
-        return f"{guess}{len(choices)} names are known"
+    if len(choices) > _MOST_LISTED and (guess or listing):
+        return f"{guess}{len(choices)} names are known{listing}"
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()
 
 

@@ -85,7 +85,7 @@ class Catalog:
             if _is_file(Path(name_or_path), Path.exists):
                 said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
                 raise CatalogError([Problem(said, help="perfsim import reads files of other tools")])
-            help_text = did_you_mean(name_or_path, self.names(kind))
+            help_text = did_you_mean(name_or_path, self.names(kind), f": perfsim show {kind}s")
             raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
         candidates = [*([near / name_or_path] if near else []), Path(name_or_path)]
         for path in candidates:

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
 from perfsim.base.spec import CatalogSpec
-from perfsim.base.text import did_you_mean
+from perfsim.base.text import did_you_mean, nearest
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog.yaml_tree import Loc, Mark, Node, Scalar
 from perfsim.specs.calibration import Calibration, CollectiveCalibration, FrameworkCalibration
@@ -314,7 +314,8 @@ def _problem(details: ErrorDetails, node: Node, path: Loc, records: Sequence[typ
     elif kind in {"literal_error", "enum"}:
         allowed = re.findall(r"'([^']*)'", str(context["expected"])) or [str(context["expected"])]
         message = f"{_shown(value)} is not one of {', '.join(allowed)}"
-        help_text = did_you_mean(str(value), allowed)
+        near = nearest(str(value), allowed)
+        help_text = f"did you mean `{near}`?" if near else ""
     elif kind in _NOT_A_MAPPING:
         message = f"{_shown(value)} stands where a mapping (key: value) is expected"
     elif kind in _NOT_A_LIST:

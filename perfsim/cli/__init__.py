@@ -17,6 +17,7 @@ from perfsim.cli import ask as _ask  # noqa: F401  # defines its verbs
 from perfsim.cli import verbs as _verbs  # noqa: F401
 from perfsim.cli.options import VERBS
 from perfsim.cli.output import write_error
+from perfsim.prediction.question import Asked
 
 _INTERRUPTED = 130
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -29,6 +30,7 @@ Start here:
 """
 _OTHER_VERBS = {"compare": "diff", "list": "show", "predict": "run", "simulate": "run"}
 """Verbs of other tools, and what they are here."""
+_OTHER_OPTIONS = dict.fromkeys(("gpus", "num_gpus", "nodes"), "--devices, the number of GPUs or of wafers")
 
 
 def _refuse(message: str, code: int) -> NoReturn:
@@ -38,7 +40,19 @@ def _refuse(message: str, code: int) -> NoReturn:
 
 
 def _helpful(error: click.ClickException) -> str:
-    """What click says of a wrong value, with the numbers that are allowed or the nearest word that is."""
+    """What click says of a wrong value or option, with what is allowed or the nearest that is."""
+    if isinstance(error, click.NoSuchOption):
+        from perfsim.specs.layout import SHORT_NAMES
+
+        name = error.option_name.lstrip("-").replace("-", "_")
+        of_layout = name in {*SHORT_NAMES, *SHORT_NAMES.values()}
+        path = (
+            f"--layout {name}" if of_layout else f"--set {Asked.inside(name)}" if Asked.inside(name) else ""
+        )
+        if not path and name not in _OTHER_OPTIONS:
+            return error.message
+        error.possibilities = []  # type: ignore[misc]
+        return f"{error.message} Write {f'{path}=VALUE' if path else _OTHER_OPTIONS[name]}."
     kind = getattr(getattr(error, "param", None), "type", None)
     if isinstance(kind, click.IntRange | click.FloatRange) and " is not a valid " in error.message:
         least, most = (f"{end:,.10g}" if end is not None else "" for end in (kind.min, kind.max))
@@ -73,8 +87,9 @@ class _Refusing(click.Group):
             _refuse("interrupted before the end", _INTERRUPTED)
         except click.ClickException as error:
             said = io.StringIO()
+            helpful = _helpful(error)
             error.show(said)
-            write_error(said.getvalue().replace(error.message, _helpful(error)))
+            write_error(said.getvalue().replace(error.message, helpful))
             sys.exit(InputError.exit_code)
         except PerfsimError as error:
             _refuse(str(error), error.exit_code)

@@ -332,11 +332,10 @@ def _import(
     if out is not None and not force:
         must_be_ours(out, "--out", b"# Imported from")
     result = import_file(files[0], format_name or "", part=part or "", more=files[1:], **given)
-    if out is not None:
-        with writing(out) as path:
-            write_file(path, result.text())
     if out is None:
         return Answer(result.as_dict, lambda: result.text().rstrip().splitlines())
+    with writing(out) as path:
+        write_file(path, result.text())
     return Answer(result.as_dict, lambda: [f"{result.kind} from {result.format}: {out}", *result.remarks()])
 
 

@@ -1,7 +1,5 @@
 """Ablation of the GPU model: each mechanism is removed and published runs are predicted again.
 
-`StepAccuracy` has all of the accuracy page: scores, ablation, and families left out.
-
 A removal is a wrapper around the prices; graphs do not change. Fitted constants do not change either;
 `Tangent.refitted` predicts each family by a new fit without it. A step time is the length of the critical
 path, which leaves out only the contention for links, times the slowdown of compute during communication.

@@ -4,12 +4,8 @@ The scale of a cluster is the geometric mean of measured over predicted step tim
 scaled cases sum to zero. It multiplies all step times of a cluster, so it cannot change which layout is best,
 and it does not apply to another device.
 
-The critical batch comes from steps or examples to the target, gradient noise, or MLPerf logs. A file is
-
-- CSV with `batch` and `steps` or `examples` (to the target; several rows of one batch are averaged);
-- CSV with `tokens` and `b_simple`, a log of the gradient noise scale tr(Sigma) / |G|^2 over a run;
-- a `convergence` file with one case (`perfsim schema convergence`);
-- one or several logs of MLPerf Training (`:::MLLOG`).
+The critical batch comes from steps or examples to the target (several rows of one batch are averaged), from
+a log of the gradient noise scale tr(Sigma) / |G|^2, from one convergence case, or from MLPerf logs.
 """
 
 from __future__ import annotations

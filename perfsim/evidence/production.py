@@ -2,9 +2,7 @@
 
 What could explain a scaling over many wafer-scale systems below the predicted one: gradients that take longer
 to add up over more systems, slower links between them, or one system that is slower than the others, on which
-all wait. Of n systems whose speeds differ by a standard deviation s, the slowest takes s m(n) longer in the
-mean, where m(n) is the expected maximum of n standard normal values
-[Blom 1958: m(n) = Phi^-1((n - 3/8) / (n + 1/4))].
+all wait (`slowest_of`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Predicts published runs and compares them with a baseline of one constant (README of the cases).
 
-The 90 % band of a published run comes from a record that knows nothing of the run's own family: runs of a
-family on record are predicted again with the constants that were fitted without it, and their band has the
-width that the errors of the other families give. All other runs, as a user's own, have their usual
-prediction and the width of the whole record. Nothing is fitted here.
+The 90 % band of a run of a family on record knows nothing of it: constants and width are those that were
+fitted without the family. All other runs, as a user's own, have their usual prediction and the width of the
+whole record. Nothing is fitted here.
 
 Convergence cases have benchmarks at several batch sizes, of which each is predicted from the others. The
 baseline is a constant E, the geometric mean of the same points.

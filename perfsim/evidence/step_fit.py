@@ -3,8 +3,7 @@
 A constant of GPUs belongs to a framework (host times, exposed communication, lost time of a pass), to the
 network, to the code of fused attention, or to the calibration of a GPU (sustained ceilings); all runs that
 have its owner share it. What stands under `assumed` of its owner is not fitted. The fit is robust least
-squares on log time over all scored cases, with equal weight per family. Graphs are written once and priced
-again in each iteration.
+squares on log time over all scored cases, with equal weight per family.
 
 The four constants of a wafer (`perfsim.costs.wafer`) are fitted to all of its logs together, because most
 releases have one log, which cannot separate the release from the model it trained.

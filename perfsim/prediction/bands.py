@@ -266,12 +266,10 @@ class Reached(NamedTuple):
 #
 #     w(u) = sqrt(f^2 (base^2 + (slope u)^2) + unknown^2),   band = [t exp(-w), t exp(w)]
 #
-# `base` and `slope` are the scale of errors on runs that were left out of the fit and its growth with u,
-# times the quantile of |log error| over that scale which holds 90 % of new runs (`evidence.left_out`). `base`
-# is at least the same quantile of |log error| itself. `f` is the factor of the plan's class (generation of
-# chips, bits, with experts or without), or of its parent, all models with experts or all without, where no
-# run of the class is on record. `unknown` is the half-width of what no published run shows of this plan,
-# such as more communication behind compute than in any of them.
+# `base` and `slope` come from the errors on runs that were left out of the fit (`evidence.left_out`). `f` is
+# the factor of the plan's class (generation of chips, bits, with experts or without), or of its parent, all
+# models with experts or all without, where no run of the class is on record. `unknown` is the half-width of
+# what no published run shows of this plan, such as more communication behind compute than in any of them.
 
 UNKNOWN_ERROR = 1.0
 """assumed: without published runs a step time is known to a factor of two."""

@@ -111,6 +111,14 @@ class Asked:
         """Whether a question cannot do without it."""
         return self.default is ... and not self.usual
 
+    @staticmethod
+    def inside(name: str) -> str:
+        """The path of the value of this name inside a description, such as `recipe.precision`, or nothing."""
+        from perfsim.catalog import KINDS
+
+        owners = (root for root in ("recipe", "runtime", "model") if name in KINDS[root].base.model_fields)
+        return next((f"{root}.{name}" for root in owners), "")
+
     def wrong(self, value: Any) -> Iterator[Problem]:
         """What is wrong with a value, as far as the declaration tells."""
         if value is None and self.default is None:
@@ -479,7 +487,8 @@ def _check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
     for path, value in given.items():
         root, dot, _ = path.partition(".")
         if root not in known or misplaced(path):
-            help_text = misplaced(path) or did_you_mean(root, known)
+            place = Asked.inside(path)
+            help_text = misplaced(path) or (f"write {place}" if place else did_you_mean(root, known))
             problems.append(Problem(f"{path}={value}: {root!r} cannot be asked", help=help_text))
         elif dot and not known[root].kind:
             problems.append(Problem(f"{path}={value}: {root!r} is a single value", help=f"write {root}=..."))

@@ -1,8 +1,6 @@
 """Fitted constants, kept apart from datasheet values: one file per fit, with its record.
 
-Every class has a `fit` record: the command, the table of measurements, the number of points and the
-residual. These numbers are the only empirical input of `perfsim.costs` and `perfsim.collectives`.
-Seconds and bytes a second are strings with a unit in YAML, SI floats here.
+These numbers are the only empirical input of `perfsim.costs` and `perfsim.network.collectives`.
 """
 
 from __future__ import annotations

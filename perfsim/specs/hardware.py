@@ -1,7 +1,6 @@
-"""Hardware descriptions: devices, links, nodes and systems, frozen, in SI units.
+"""Hardware descriptions of `hardware/**/*.yaml`, in SI units: devices, links, nodes and systems.
 
-`perfsim.catalog` reads them from `hardware/**/*.yaml`, where quantities are strings with a unit. They
-hold datasheet values; fitted constants are in `perfsim.calibration`, and a description names its calibration.
+They hold datasheet values; fitted constants are in the calibration that a description names.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, numb
 from perfsim.specs.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.specs.wall_clock import Range
-
-# What systems are made of: devices, links, nodes, networks, power and nouns, frozen, in SI units.
 
 Devices = Annotated[int, *number(1, MOST_DEVICES)]
 

@@ -1,9 +1,7 @@
 """Shapes of transformers: layers, attention, experts; the sequence of layer kinds that every strategy reads.
 
-The layers of a model need not be equal. `layer_kinds` gives a `LayerKind` for every layer in the order of
-the forward pass, with the layers of multi-token prediction at the end. Layers of one kind have the same
-kernels (`LayerSlice.kind`), parameters (`Parameters.of`) and activations; what folds, stamps or prices
-layers works on kinds, and never asks why two layers differ.
+Layers of one kind have the same kernels (`LayerSlice.kind`), parameters (`Parameters.of`) and activations;
+what folds, stamps or prices layers works on kinds, and never asks why two layers differ.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""What lengthens a run of healthy steps, as ranges: slower steps in production, and waits besides the steps.
-
-Waits (queue, compilation, loading, checkpoints, failures) are read from `hardware/wall_clocks/*.yaml` and
-named by a study's candidate; without one only the steps count. `perfsim.convergence.wall_clock` converts a
-description into seconds.
-"""
+"""What lengthens a run of healthy steps, as ranges: slower steps in production, and waits besides steps."""
 
 from __future__ import annotations
 
