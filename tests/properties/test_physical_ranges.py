@@ -91,9 +91,3 @@ def test_pattern_and_parser_take_the_same_and_every_unit_of_a_dimension(
     text = f"{number}{exponent}{space}{data.draw(st.sampled_from(accepted_units(other)))}"
     assert bool(re.search(quantity_pattern(dimension), text)) == takes(text, dimension)
     assert takes(text, dimension) or other != dimension or exponent
-
-
-@pytest.mark.parametrize("dimension", DIMENSIONS)
-@given(numbers)
-def test_a_bare_number_is_never_a_quantity(dimension: Dimension, number: str) -> None:
-    assert not re.search(quantity_pattern(dimension), number)

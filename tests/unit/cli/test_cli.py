@@ -232,34 +232,6 @@ def test_a_study_as_json_has_the_keys_of_the_interface_and_the_digits_of_a_run_a
         assert answer["candidates"][0][name] == step[name]
 
 
-def test_a_study_prints_a_short_table_that_ends_in_the_verdict(perfsim: Run, elsewhere: Path) -> None:
-    result = perfsim("study", "study.yaml", "--compare", "weight-streaming")
-    assert result.exit_code == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert len(lines) <= 26, "25 lines and where the report is"
-    assert "1 CS-2 reaches the target after" in result.stdout
-    assert lines[-1] == f"Report: {Path('reports') / 'small' / 'index.html'}"
-    assert (elsewhere / "reports" / "small" / "summary.json").is_file()
-    assert result.stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        (STUDY.replace("gpt3_xl", "gpt3_xxl"), ["bad.yaml:4:", "gpt3_xxl", "did you mean `gpt3_xl`"]),
-        (STUDY.replace("cs-2", "cs2"), ["bad.yaml:8:", "did you mean `cs-2`"]),
-        (STUDY.replace("[16]", "[16, -4, x]"), ["bad.yaml:9:", "batch_sizes"]),
-        (STUDY.replace("[1]", "[1000]"), ["cs-2", "at most 192 systems, not 1000"]),
-    ],
-)
-def test_a_study_that_makes_no_sense_is_bad_input(
-    perfsim: Run, elsewhere: Path, text: str, parts: Sequence[str]
-) -> None:
-    (elsewhere / "bad.yaml").write_text(text, encoding="utf-8")
-    refused(perfsim("study", "bad.yaml", "--json"), 2, *parts)
-    assert not (elsewhere / "reports").exists()
-
-
 ALIASES = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]\n" for n in range(12))
 TAGS = ("!!float x", "2024-13-45", "9" * 5_000, "[" * 500, '!!int ""', "!!bool x", "!!timestamp x")
 
@@ -273,37 +245,10 @@ def test_a_yaml_trap_is_refused_by_the_name_of_its_file(
     refused(perfsim(verb, "odd.yaml"), 2, "odd.yaml")
 
 
-def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys: frozenset[str]) -> None:
-    given = "tp=2,pp=2,dp=2,mbs=1,layers_per_stage=11-13"
-    result = perfsim(*GPUS, "--devices", "8", "--layout", given, "--batch", "16", "--json")
-    answer = document(result)
-    further = "hfu memory_capacity_bytes step_breakdown_s cluster_calibration why caveats notes perturbed"
-    further += " utilisation simulated band_s machine devices_noun training ranks"
-    assert set(answer) == point_keys | {*further.split()}
-    assert answer["band_s"][0] < answer["step_time_s"] < answer["band_s"][1]
-    layout = answer["layout"]
-    assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch_size"]) == (2, 2, 2, 1)
-    assert layout["layers_per_stage"] == [11, 13], "uneven stages are taken as written"
-    assert (answer["num_devices"], answer["global_batch_size"]) == (8, 16)
-    assert answer["tokens_per_s"] * answer["step_time_s"] == pytest.approx(16 * 2048)
-    assert result.stderr == ""
-
-
 def test_systems_may_be_counted_by_num_csx(perfsim: Run) -> None:
     by_devices = document(perfsim(*WAFERS, "--devices", "2", "--batch", "16", "--json"))
     assert document(perfsim(*WAFERS, "--num-csx", "2", "--batch", "16", "--json")) == by_devices
     assert by_devices["num_devices"] == 2
-
-
-@pytest.mark.parametrize("name", ["trace.json", "deep/er/trace.json.gz"])
-def test_a_trace_is_written_as_loadable_json(perfsim: Run, elsewhere: Path, name: str) -> None:
-    answer = document(perfsim(*WAFERS, "--devices", "1", "--batch", "8", "--trace", name, "--json"))
-    data = (elsewhere / name).read_bytes()
-    events = json.loads(gzip.decompress(data) if name.endswith("gz") else data)["traceEvents"]
-    spans = [event for event in events if event["ph"] == "X"]
-    assert max(event["ts"] + event["dur"] for event in spans) >= answer["step_time_s"] * 1e6 * (1 - 1e-6)
-    said = perfsim(*WAFERS, "--devices", "1", "--batch", "8", "--trace", name).stdout
-    assert said.endswith(f"Trace: {Path(name)}\n")
 
 
 def test_control_characters_of_names_are_written_out(perfsim: Run, elsewhere: Path) -> None:
@@ -378,31 +323,6 @@ def test_validation_of_files_as_json_is_a_list_with_the_keys_of_the_interface(pe
         assert case["error"] == pytest.approx(case["predicted_s"] / case["measured_s"] - 1)
 
 
-def test_a_case_that_cannot_be_predicted_is_listed_with_its_reason(perfsim: Run, elsewhere: Path) -> None:
-    text = CASES.read_text(encoding="utf-8").replace(
-        '"device": "cs-2", "num_devices": 1', '"device": "cs-9", "num_devices": 1'
-    )
-    (elsewhere / "cases.yaml").write_text(text, encoding="utf-8")
-    answer = document(perfsim("validate", "cases.yaml", "--json"))
-    assert {case["id"] for case in answer["failed"]} >= {"gpt2small_1xcs2_r2.1", "seed_gpt3xl_1xcs2"}
-    assert all("unknown device or system 'cs-9'" in case["error"] for case in answer["failed"])
-    assert answer["count"] == 20
-    printed = perfsim("validate", "cases.yaml")
-    assert printed.exit_code == 0
-    assert f"failed: {len(answer['failed'])} cases (first " in printed.stdout
-
-
-@pytest.mark.parametrize(("kind", "name"), [("studies", "gpt3_20b"), ("strategies", "weight-streaming")])
-def test_a_kind_is_listed_and_an_entry_shown(perfsim: Run, kind: str, name: str) -> None:
-    listed = document(perfsim("show", kind, "--json"))
-    assert name in [row["name"] for row in listed]
-    assert any(line.split()[0] == name for line in perfsim("show", kind).stdout.splitlines())
-    entry = perfsim("show", kind, name)
-    assert entry.exit_code == 0
-    assert len(entry.stdout.splitlines()) > 1
-    assert document(perfsim("show", kind, name, "--json"))
-
-
 def test_a_system_with_a_common_store_shows_its_tiers_over_all_servers(perfsim: Run) -> None:
     """Twelve servers of 1,128 GiB and 150 GB/s, each with 100 TB of flash at 12.5 GB/s."""
     shown = document(perfsim("show", "systems", "cs-3-memoryx-14tb", "--json"))
@@ -433,15 +353,6 @@ def test_a_sweep_as_json_tells_progress_on_stderr_only(perfsim: Run, elsewhere: 
     again = perfsim("sweep", "sweep.yaml", "--jobs", "1")
     assert again.exit_code == 0
     assert again.stdout.splitlines()[-1] == f"Report: {answer['report']}"
-
-
-def test_a_sweep_without_one_feasible_point_has_no_plan(perfsim: Run, elsewhere: Path) -> None:
-    text = SWEEP.replace("[1, 2]", "[8]").replace("[2, 8]", "[2]")
-    (elsewhere / "none.yaml").write_text(text, encoding="utf-8")
-    result = perfsim("sweep", "none.yaml", "--jobs", "1", "--json")
-    assert result.exit_code == 3
-    assert "no point of the grid has a feasible plan" in result.stderr
-    assert len(json.loads(result.stdout)["points"]) == 1, "the answer stands, with the reason"
 
 
 @pytest.mark.parametrize(

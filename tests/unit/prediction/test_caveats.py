@@ -293,19 +293,6 @@ def test_candidates_are_weighed_by_the_step_of_their_machine_and_by_the_tokens(f
     ]
 
 
-def test_every_serious_caveat_is_on_a_terminal_and_at_the_head_of_a_page(factory: ModuleType) -> None:
-    result = factory.study_result()
-    many = tuple(Caveat(code, "serious", f"text of {code}") for code in [*CODES][:6])
-    mild = tuple(Caveat(code, "warning", f"text of {code}") for code in [*CODES][6:9])
-    known = replace(result.candidates[0], caveats=(*many, *mild))
-    result = factory.of_candidates(replace(result, caveats=shared_caveats([known])), known)
-    text = flat(study_lines(result))
-    page = study_page(result)
-    assert [remark.text for remark in page.caveats] == [caveat.text for caveat in many]
-    assert all(caveat.text in text for caveat in many)
-    assert "... 3 more caveats in the report" in text
-
-
 @pytest.mark.parametrize(
     ("prediction", "left", "usual"),
     [

@@ -30,12 +30,6 @@ def page(result: StudyResult, tmp_path_factory: pytest.TempPathFactory) -> str:
     return study_page(result, trace_names=["trace.json.gz"]).write(out / "new").read_text("utf-8")
 
 
-def test_the_same_result_gives_the_same_bytes(page: str, result: StudyResult, tmp_path: Path) -> None:
-    path = study_page(result, trace_names=["trace.json.gz"]).write(tmp_path)
-    assert path == tmp_path / "index.html"
-    assert path.read_text("utf-8") == page
-
-
 def test_every_figure_has_its_fixed_id_a_description_and_a_table(page: str, factory: ModuleType) -> None:
     tags = factory.tags(re.sub(r"<script>.{1000000,}?</script>", "", page, flags=re.DOTALL))
     plots = [attributes["id"] for _, attributes in tags if attributes.get("class") == "plotly-graph-div"]

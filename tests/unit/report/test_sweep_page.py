@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
-from perfsim.report.page import Section, caveats_section
+from perfsim.report.page import caveats_section
 from perfsim.report.sweep import MAX_ON_TERMINAL, sweep_lines, sweep_page, write_sweep
 from perfsim.studies.loading import load_sweep
 from perfsim.studies.runner import run_sweep
@@ -31,10 +31,6 @@ def answer(folder: Path, grid: str, sweep: str = SWEEP) -> SweepResult:
     path = folder / "a grid.yaml"
     path.write_text(sweep + grid, encoding="utf-8")
     return run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1)
-
-
-def sections_of(result: SweepResult) -> dict[str, Section]:
-    return {section.anchor: section for section in sweep_page(result).sections}
 
 
 def repeated(result: SweepResult, times: int) -> SweepResult:
@@ -75,12 +71,6 @@ def test_the_report_is_the_same_bytes_each_time_and_has_every_caveat_once(
     (section,) = caveats_section(result.caveats, "More", "Why.")
     assert len(section.table.rows) == len(result.caveats)
     assert not list(caveats_section([], "More", "Why."))
-
-
-def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> None:
-    alone = replace(result, points=tuple(point for point in result.points if not point.feasible))
-    assert list(sections_of(alone)) == ["points", "assumptions"]
-    assert "No point of the grid has a feasible plan" in " ".join(sweep_lines(alone))
 
 
 def test_the_head_says_the_answer_once_marks_the_fastest_and_says_what_it_leaves_out(

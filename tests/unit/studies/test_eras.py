@@ -11,7 +11,7 @@ import pytest
 
 import perfsim as ps
 from perfsim.api.answers import StudyAnswer
-from perfsim.base.errors import CatalogError, InputError, LimitError
+from perfsim.base.errors import InputError, LimitError
 from perfsim.report.study_figures import over_dates
 from perfsim.studies.answers import Answer
 from perfsim.studies.loading import load_study, load_sweep
@@ -99,13 +99,6 @@ def test_the_figure_over_dates_marks_the_day_of_the_answer() -> None:
     assert not list(over_dates(replace(answer, eras=None)))
     with pytest.raises(InputError, match="as_of: equal"):
         small("2023-06").figures.over_dates()
-
-
-def test_a_study_before_one_of_its_machines_names_what_did_not_exist() -> None:
-    with pytest.raises(InputError, match="software release r1.6 did not exist"):  # noqa: RUF043
-        small("2022-06")
-    with pytest.raises(CatalogError, match="is no date"):
-        small("last year")
 
 
 def test_what_extends_a_study_and_a_grid_over_it_take_no_day_from_it() -> None:

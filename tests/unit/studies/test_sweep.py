@@ -156,16 +156,6 @@ def test_a_point_without_a_plan_has_its_reason_and_a_plan_of_a_sweep_writes_noth
     assert list(result.documents())[4]["reasons"] == list(without.reasons)
 
 
-def test_the_command_prints_the_same_document_again_and_nothing_else(path: Path, tmp_path: Path) -> None:
-    command = ["sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1", "--json"]
-    runs = [CliRunner().invoke(main, command) for _ in range(2)]
-    assert [run.exit_code for run in runs] == [0, 0]
-    assert runs[0].stdout == runs[1].stdout
-    document = json.loads(runs[0].stdout)
-    assert [point["feasible"] for point in document["points"]] == [True] * 4 + [False, True]
-    assert "0 of them stored" in runs[0].stderr
-
-
 def test_without_any_plan_the_report_is_written_with_code_3(write_sweep: Write, tmp_path: Path) -> None:
     path = write_sweep("  devices: [4]\n  recipe.global_batch_size: [2]")
     run = CliRunner().invoke(main, ["sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1"])

@@ -54,13 +54,6 @@ def launches(kernels: Iterable[Kernel]) -> int:
     return sum(kernel.launches for kernel in kernels)
 
 
-def layer_flop(part: LayerSlice) -> tuple[float, float]:
-    """Forward and backward of one layer on one rank."""
-    forward = (attention_kernels(part, "forward"), mlp_kernels(part, "forward"))
-    backward = (attention_kernels(part, "backward"), mlp_kernels(part, "backward"))
-    return sum(map(flop, forward)), sum(map(flop, backward))
-
-
 def test_backward_of_a_linear_is_two_gemms_of_the_forwards_flop_and_an_addition() -> None:
     forward = linear("l", 10, 64, 32)
     dgrad, wgrad, *rest = (forward.input_gradient(), *forward.weight_gradients(4.0, bias=False))
@@ -78,15 +71,6 @@ def test_a_bias_has_its_gradient_summed_over_the_tokens_and_accumulated_by_a_ker
     assert launches(biased) > launches(plain)
     accumulated = [kernel.launches for kernel in (*plain, *biased) if kernel.name == "l.accumulate"]
     assert accumulated == [1, 2]
-
-
-@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
-def test_a_layer_does_24_bsh2_plus_4_bs2h_forward_and_twice_that_backward_over_its_tensor_ranks(
-    tensor: int,
-) -> None:
-    forward, backward = layer_flop(sliced(tensor=tensor))
-    assert forward * tensor == 24 * B * S * H**2 + 4 * B * S**2 * H
-    assert backward == 2 * forward
 
 
 def test_flash_attention_halves_under_the_mask_and_recomputes_scores_backward() -> None:
@@ -188,15 +172,6 @@ def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(way: 
     eager = [sum(forward.values()), sum(backward.values())]
     passes = {"eager": eager, "merged": [eager[0] - 4 - 4 - 4, eager[1] - 4 - 4], "fused": [2, 2 + 2]}[way]
     assert moved == [number * B * 16 * VOCAB for number in passes]
-
-
-def test_a_layer_has_12_h2_weights_and_13_h_vectors() -> None:
-    counts = parameters(toys.model())
-    assert counts.matrices_of() == 12 * H**2
-    assert counts.of() - counts.matrices_of() == 13 * H
-    assert counts.embedding == (VOCAB + 1024) * H
-    assert counts.head == 0
-    assert counts.total == LAYERS * (12 * H**2 + 13 * H) + (VOCAB + 1024) * H + 2 * H
 
 
 def test_biases_untied_tables_and_absent_positions_are_counted() -> None:
