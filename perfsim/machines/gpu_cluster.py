@@ -27,7 +27,7 @@ from perfsim.machines.machine import (
     measured_on,
 )
 from perfsim.network import FatTree
-from perfsim.network.collectives import CollectiveModel, num_steps, tree_rounds, wire_factor
+from perfsim.network.collectives import CollectiveModel, num_steps, wire_factor
 from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec, LinkSpec
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
@@ -189,14 +189,10 @@ class _FatTreeNetwork(Network):
         tree = self.tree
         nodes = tree.node_of[groups]
         inside = bool((nodes == nodes[:, :1]).all())
-        divided = work.kind is Kind.COMM_COLL and not work.op.startswith("tree.") and work.op != "send_recv"
+        divided = work.kind is Kind.COMM_COLL and work.op != "send_recv"
         meshed = max(1, groups.shape[1] - 1) if divided and tree.full_mesh and inside else 1
         within = spare = groups[:0, 0]
-        if work.op.startswith("tree."):
-            _, name, number = work.op.split(".")  # such as `tree.all_reduce.2`
-            pairs = np.array(tree_rounds(cast(CollectiveOp, name), groups.shape[1])[int(number)])
-            source, target = (groups[:, pairs[:, side]].ravel() for side in (0, 1))
-        elif work.kind is not Kind.COMM_COLL:
+        if work.kind is not Kind.COMM_COLL:
             source = groups[:, 0]
             target = groups[:, 1]
         elif inside or work.op == "send_recv":
@@ -254,7 +250,7 @@ class _FatTreeNetwork(Network):
         A ring between nodes passes ports inside them (`passed`) as well.
         """
         inside_s = float(self.late_s[passed].max(axis=0, initial=0.0).sum())
-        if not hop_s + inside_s or work.kind is not Kind.COMM_COLL or "." in work.op:
+        if not hop_s + inside_s or work.kind is not Kind.COMM_COLL:
             return hop_s
         op = cast(CollectiveOp, work.op)
         shape = self.tree.group_shape(groups[0].tolist())
@@ -265,13 +261,11 @@ class _FatTreeNetwork(Network):
 
     def sent_bytes(self, work: Work, /) -> float:
         """Bytes of a class of work on a link that it crosses once; the rings across nodes share a message."""
-        message = work.op == "send_recv" or work.op.startswith("tree.")
-        if work.kind is not Kind.COMM_COLL or work.group is None or message:
+        if work.kind is not Kind.COMM_COLL or work.group is None or work.op == "send_recv":
             return work.comm_bytes
         shape = self.tree.group_shape(work.group.ranks)
         rings = shape.fewest_per_node if shape.nodes > 1 else 1
-        is_step = work.op.startswith("ring.")
-        factor = 1.0 if is_step else wire_factor(cast(CollectiveOp, work.op), shape.size)
+        factor = wire_factor(cast(CollectiveOp, work.op), shape.size)
         lanes = self.tree.system.node.lanes(shape.size) if shape.nodes == 1 else 1
         return work.comm_bytes * factor / (rings * lanes)
 
@@ -345,11 +339,6 @@ def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
 def _inside_bytes_per_s(work: Work, collectives: CollectiveModel) -> float:
     """Measured bus rate of a communication inside a node: bytes on each port over its time."""
     size = 0 if work.group is None else work.group.size
-    algorithm, _, rest = work.op.partition(".")
-    if algorithm == "tree":
-        return collectives.port_bytes_per_s("send_recv", work.comm_bytes, 2)
-    if algorithm == "ring":
-        return collectives.port_bytes_per_s(cast(CollectiveOp, rest), work.comm_bytes * size, size)
     return collectives.port_bytes_per_s(cast(CollectiveOp, work.op), work.comm_bytes, size)
 
 

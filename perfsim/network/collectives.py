@@ -84,16 +84,6 @@ DOUBLE_TREE_WIRE_FACTOR = 2.0
 """Bytes that each rank sends in a double-tree all-reduce, over the bytes of the message."""
 
 
-def tree_rounds(op: CollectiveOp, size: int) -> list[list[tuple[int, int]]]:
-    """(sender, receiver) pairs of each round of a broadcast from rank 0, or of an all-reduce over it."""
-    down = []
-    for level in reversed(range((size - 1).bit_length())):
-        distance = 1 << level
-        down.append([(lower, lower + distance) for lower in range(0, size - distance, 2 * distance)])
-    up = [[(upper, lower) for lower, upper in pairs] for pairs in reversed(down)]
-    return up + down if op == "all_reduce" else down
-
-
 def _reached(places: int, chosen: int) -> float:
     """Mean number of places reached by so many that are chosen at random: n (1 - (1 - 1/n)^k)."""
     return places * (1.0 - (1.0 - 1.0 / places) ** chosen)

@@ -26,7 +26,7 @@ from perfsim.machines import machine_of
 from perfsim.prediction.bands import recorded_errors
 from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings
 from perfsim.prediction.dates import date_caveats
-from perfsim.prediction.disturbed import expanded, perturbed
+from perfsim.prediction.disturbed import perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import MEMORY_LIMIT, Question
 from perfsim.prediction.risk import Ranked
@@ -229,8 +229,6 @@ def predict(question: Question) -> Prediction:
         if finer != evaluation.plan.layout:
             plan = question.chosen.plan(question.job, question.topology, finer)
             evaluation = evaluated(question, plan, reported=True)
-    if question.expand:
-        evaluation = expanded(evaluation, question.expand)
     if question.perturbations is not None:
         evaluation = perturbed(evaluation, question.perturbations)
     return Prediction.of(evaluation, question.allowed_share, caveats)

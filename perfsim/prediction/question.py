@@ -244,12 +244,6 @@ class Question:
         by=("run",),
         choices=("layer", "chunk"),
     )
-    expand: str = _asked(
-        "Simulate collectives as the steps of a ring or a tree.",
-        default="",
-        by=("run",),
-        example="data.all_reduce=tree",
-    )
     must_fit: bool = True
     """Whether a given layout that needs too much memory is refused."""
     prices: Costs | None = field(default=None, repr=False, compare=False)

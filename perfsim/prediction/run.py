@@ -1,7 +1,7 @@
 """One optimizer step of one plan: a graph placed on its network, priced, simulated and scaled.
 
-Graphs are priced and simulated only here. Perturbations, expanded collectives, faster parts of a machine
-and trial constants of a fit are all expressed by the fields of a `Step` or the durations given to it.
+Graphs are priced and simulated only here. Perturbations, faster parts of a machine and trial constants of a
+fit are all expressed by the fields of a `Step` or the durations given to it.
 """
 
 from __future__ import annotations

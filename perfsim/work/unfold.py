@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.base.arrays import Ids, Ints
 from perfsim.base.errors import GraphError
@@ -309,42 +308,3 @@ class _Unfolding:
         order = np.argsort(instance, kind="stable")
         count = np.bincount(instance, minlength=len(self.task))
         return Ragged(offsets(count).astype(np.int32), values[order].astype(np.int32))
-
-
-# Replaces tasks by chains of tasks, such as a collective by the steps of its algorithm.
-
-
-def expand(graph: TaskGraph, chains: Mapping[int, Sequence[Work]]) -> TaskGraph:
-    """Replace every task of work w by the tasks `chains[w]`, in order on its stream.
-
-    The first task of a chain inherits the dependencies, the last one the outputs; tensors keep their
-    handles. The last work of a chain writes what the replaced one wrote.
-    """
-    length = np.array([len(chains.get(number, (work,))) for number, work in enumerate(graph.works)])
-    first = offsets(length[graph.work])
-    task = np.repeat(np.arange(len(graph)), length[graph.work])
-    local = np.arange(len(task)) - first[task]
-    is_last = local == length[graph.work][task] - 1
-    works: list[Work] = []
-    begin = []
-    for number, work in enumerate(graph.works):
-        begin.append(len(works))
-        works += chains.get(number, (work,))
-
-    def of_first(rows: Ragged, values: NDArray[np.integer]) -> Ragged:
-        """The rows of the tasks for the first task of each chain; empty rows for the others."""
-        lengths = np.where(local == 0, np.diff(rows.start)[task], 0)
-        return Ragged(offsets(lengths).astype(np.int32), values.astype(np.int32))
-
-    return replace(
-        graph,
-        works=tuple(works),
-        work=(np.array(begin)[graph.work[task]] + local).astype(np.int32),
-        stream=graph.stream[task],
-        tag=graph.tag[task],
-        block=graph.block[task],
-        reads=of_first(graph.reads, graph.reads.values),
-        after=of_first(graph.after, first[graph.after.values + 1] - 1),
-        first_write=offsets(np.where(is_last, np.diff(graph.first_write)[task], 0)).astype(np.int32),
-        step_ends=tuple(int(first[end]) for end in graph.step_ends),
-    )

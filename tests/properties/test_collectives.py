@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perfsim.catalog import default_catalog
-from perfsim.network.collectives import CollectiveModel, num_steps, tree_rounds, wire_factor
+from perfsim.network.collectives import CollectiveModel, num_steps, wire_factor
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveOp
 
@@ -46,13 +46,6 @@ def ring(op: CollectiveOp, size: int) -> list[list[Move]]:
     ]
 
 
-def tree(op: CollectiveOp, size: int) -> list[list[Move]]:
-    """The rounds of a tree with one chunk; the first half of an all-reduce sums."""
-    rounds = tree_rounds(op, size)
-    sums = len(rounds) // 2 if op == "all_reduce" else 0
-    return [[(*pair, 0, number < sums) for pair in pairs] for number, pairs in enumerate(rounds)]
-
-
 def replayed(steps: list[list[Move]], ranks: int, chunks: int) -> tuple[np.ndarray, np.ndarray]:
     """Random buffers (rank, chunk, numbers) before and after; a step reads the state before it."""
     generator = np.random.default_rng(ranks * 1000 + chunks)
@@ -67,18 +60,13 @@ def replayed(steps: list[list[Move]], ranks: int, chunks: int) -> tuple[np.ndarr
 
 
 @given(sizes)
-def test_rings_and_trees_leave_what_their_operation_promises(size: int) -> None:
-    for before, after in (
-        replayed(ring("all_reduce", size), size, size),
-        replayed(tree("all_reduce", size), size, 1),
-    ):
-        assert (after == before.sum(axis=0)).all()
+def test_rings_leave_what_their_operation_promises(size: int) -> None:
+    before, after = replayed(ring("all_reduce", size), size, size)
+    assert (after == before.sum(axis=0)).all()
     before, after = replayed(ring("reduce_scatter", size), size, size)
     assert all((after[rank, rank] == before[:, rank].sum(axis=0)).all() for rank in range(size))
     before, after = replayed(ring("all_gather", size), size, size)
     assert (after == before[range(size), range(size)]).all()
-    before, after = replayed(tree("broadcast", size), size, 1)
-    assert (after == before[0]).all()
 
 
 @given(st.sampled_from(RING_OPS), sizes)
@@ -89,12 +77,6 @@ def test_a_ring_has_as_many_steps_and_sends_as_many_bytes_as_its_formulas_say(
     assert len(steps) == num_steps(op, size)
     sent = Counter(source for moves in steps for source, *_ in moves)
     assert sent == dict.fromkeys(range(size), round(size * wire_factor(op, size)))
-
-
-@given(sizes)
-def test_a_tree_has_as_many_rounds_as_its_depth_each_way(size: int) -> None:
-    assert len(tree_rounds("broadcast", size)) == math.ceil(math.log2(size))
-    assert len(tree_rounds("all_reduce", size)) == 2 * math.ceil(math.log2(size))
 
 
 MODELS = {

@@ -93,7 +93,6 @@ def test_without_a_strategy_the_systems_own_is_taken(prediction: ps.Prediction) 
         ({"cluster": 3}, "calibration: int is not Calibration"),
         ({"perturb": 3}, "perturb: int is not PerturbationSpec or None"),
         ({"detail": "atom"}, "detail: 'atom' is none of layer, chunk"),
-        ({"expand": 3}, "expand: 3 is no text"),
         ({"system": "cs-2", "devices": 2, "layout": "dp=3"}, "data 3 must equal the 2 systems"),
     ],
 )
