@@ -377,10 +377,6 @@ class GpuCosts(GpuKernels, Costs):
             raise GraphError(f"communication {work.name} is {work.op}, which no model prices")
         return cast(CollectiveOp, work.op), self.group(work.group)
 
-    def send_s(self, ends: RankGroup, n_bytes: float, /) -> float:
-        """Seconds of a message on the device, without host time."""
-        return self.collectives.time_s("send_recv", n_bytes, self.group(ends))
-
     def group(self, ranks: RankGroup) -> Group:
         """How a group of ranks lies over the nodes."""
         group = self._groups.get(ranks)

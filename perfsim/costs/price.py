@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.errors import InputError
-from perfsim.work import RankGroup, TaskGraph, Work
+from perfsim.work import TaskGraph, Work
 
 
 class Shares(NamedTuple):
@@ -67,10 +66,6 @@ class Costs(ABC):
     def latency_s(self, _work: Work, /) -> float:
         """Seconds of a communication in which it uses no link: launches and hops, before its bytes."""
         return 0.0
-
-    def send_s(self, _ends: RankGroup, _n_bytes: float, /) -> float:
-        """Seconds of one message between two ranks; InputError where messages have no price."""
-        raise InputError("no message between two ranks has a price on this machine")
 
 
 def slowest_of(count: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,8 @@ def test_impossible_arguments_are_refused_by_name(bad: float) -> None:
 def test_the_pile_law_of_the_five_smaller_models_predicts_the_two_larger_ones() -> None:
     law = LossLaw.of_compute(CEREBRAS_GPT[:5])
     assert law.params == (111e6, 2.7e9)
+    misses = [law.loss(params, tokens) - loss for params, tokens, loss in CEREBRAS_GPT[:5]]
+    assert law.error == pytest.approx(max(SEED_ERROR, 1.645 * math.sqrt(fmean(miss**2 for miss in misses))))
     for params, tokens, loss in CEREBRAS_GPT[5:]:
         assert abs(law.loss(params, tokens) - loss) < 0.03
 

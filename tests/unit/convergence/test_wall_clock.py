@@ -64,6 +64,7 @@ def test_checkpoints_and_first_weights_of_a_cs_2_take_what_its_logs_say() -> Non
     assert 0.05 < checkpoints.low_s / RUN.time_s < 0.07
     assert 0.09 < checkpoints.typical_s / RUN.time_s < 0.13
     assert checkpoints.high_s / RUN.time_s < 0.25
+    assert checkpoints.how.startswith("73 GB every "), "12 bytes of each of 6.05 billion parameters"
     assert parts["first weights"].high_s == pytest.approx(129.3, rel=0.01)
 
 

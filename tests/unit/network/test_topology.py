@@ -248,3 +248,9 @@ def test_where_no_way_is_left_the_message_says_between_whom_and_without_what() -
 )
 def test_the_shape_of_a_group(ranks: range | tuple[int, ...], shape: tuple[int, int, int, int]) -> None:
     assert fat_tree().group_shape(ranks) == Group(*shape)
+
+
+@pytest.mark.parametrize("ranks", [(-1, 3), (3, 64)])
+def test_a_group_with_a_rank_that_is_not_there_is_refused(ranks: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="rank"):
+        fat_tree().group_shape(ranks)

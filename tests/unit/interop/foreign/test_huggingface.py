@@ -69,13 +69,15 @@ def test_a_dense_model_becomes_the_same_model_of_the_catalogue(imported: Import,
         ("gptoss120", "gpt_oss_120b"),
     ],
 )
-def test_a_model_with_experts_becomes_that_of_the_catalogue(tmp_path: Path, name: str, ours: str) -> None:
+def test_a_model_with_experts_becomes_that_of_the_catalogue(
+    tmp_path: Path, name: str, ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gptoss = PUBLISHED["gptoss20"][1] | {"num_hidden_layers": 36, "num_local_experts": 128}
     keys = {"mixtral": MIXTRAL, "gptoss120": gptoss}.get(name) or PUBLISHED[name][1]
     groups = {"n_group": 8, "topk_group": 4} if name == "dsv3" else {}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(keys | groups), encoding="utf-8")
-    model = model_named(str(path), default_catalog())
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(keys | groups), encoding="utf-8")
+    model = model_named("config.json", default_catalog())
     known = default_catalog().model(ours)
     described = {"name", "description", "sources", "assumed", "released", "max_position_embeddings"}
     assert model.model_dump(exclude=described) == known.model_dump(exclude=described)
