@@ -35,8 +35,8 @@ from perfsim.work.counts import parameters
 SMALLEST_SHARE = 1 / 256
 LARGEST_SHARE = 2.0
 """The grid of batches, as shares of the critical batch."""
-AROUND = 3
-"""Batches on each side of the best one that are tried where a similar question tells where to begin."""
+AROUND = 2
+"""Batches on each side of the best one that are tried near that of a similar question; else one more."""
 HALVINGS = 7
 """Points of a curve of the loss before its end, each at half the tokens of the next."""
 MINICPM_SCALE = "C4"
@@ -314,7 +314,8 @@ def _wanted(grid: list[int], known: BatchCurve, near: int | None, *, extend: boo
         left.sort(key=lambda batch: abs(math.log(batch / begin)))
         if known.points and known.best in grid:
             best = grid.index(known.best)
-            left = [batch for batch in left if batch in grid[max(best - AROUND, 0) : best + AROUND + 1]]
+            around = AROUND if near else AROUND + 1
+            left = [batch for batch in left if batch in grid[max(best - around, 0) : best + around + 1]]
     if left or not (extend and known.points):
         return next(iter(left), 0)
     if known.best == tried[-1]:

@@ -169,6 +169,8 @@ class _Unknown:
     digits: int = 3
     clears: Sequence[str] = ()
     """Paths that exclude it."""
+    span: Range[Any] | None = None
+    """Today's, where a field takes nothing but ranges: its values are the typical ones."""
 
     def text(self, value: Any) -> str:
         """A value as people write it."""
@@ -178,10 +180,14 @@ class _Unknown:
             return format_quantity(value, self.dimension, 3)
         scale, word = next((known for known in _LARGE if value >= known[0]), (1.0, ""))
         whole = scale == 1.0 and isinstance(value, int)
-        return f"{value:,}" if whole else f"{value / scale:.{self.digits}g} {word}".strip()
+        rounded = value if whole else float(f"{value / scale:.{self.digits}g}")
+        return f"{rounded:,.12g} {word}".strip()
 
     def changes(self, study: StudySpec, value: Any) -> dict[str, Any]:
         """A value as values at paths of a question."""
+        if self.span is not None:  # its ends keep their distance
+            factor = value / self.span.typical
+            return {self.path: {name: end and end * factor for name, end in self.span}}
         if self.path != SIZE:
             return {} if self.path == "devices" else {self.path: value} | dict.fromkeys(self.clears)
         own = study.model.model_dump()
@@ -248,12 +254,14 @@ def _field(path: str, point: Point) -> _Unknown:
         names += [known for known in _INPUTS if not count and known not in names]
         help_text = did_you_mean(steps[count], names)
         raise InputError([Problem(f"--find {path}: `{steps[count]}` is not a field", help=help_text)])
+    annotation = record.model_fields[steps[index]].annotation
+    alone = all(isinstance(kind, type) for kind in get_args(annotation))
+    span = value if isinstance(value, Range) and alone else None
     value = value.typical if isinstance(value, Range) else value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
         schema = str(loading.model_of(record, steps[index]).model_json_schema())
         units = (known for known in get_args(Dimension) if repr(quantity_pattern(known)) in schema)
-        return _Unknown(path, _numbers(value), value, dimension=next(units, None))
-    annotation = record.model_fields[steps[index]].annotation
+        return _Unknown(path, _numbers(value), value, dimension=next(units, None), span=span)
     kinds = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Literal]
     choices = [False, True] if annotation is bool else [word for kind in kinds for word in get_args(kind)]
     if not choices:

@@ -148,6 +148,14 @@ def test_a_loss_is_found_though_half_of_it_and_twice_it_are_beyond_its_law(study
     assert 0.4 * days < row.quantity["days"] <= days / 2
 
 
+def test_of_a_field_that_takes_ranges_alone_the_ends_keep_their_distance(study_of: Make) -> None:
+    clocked = {"strategy": "weight-streaming", "system": "cs-2", "devices": 1, "wall_clock": "cs-2"}
+    answer = ps.solve(study_of(candidates=[clocked]), find="wall_clock.load", such_that="days <= 1e6")
+    loads = [point.candidate.wall_clock.load for point in answer.sweep.points if point.feasible]
+    assert len({load.typical for load in loads}) > 1
+    assert {round(load.high / load.low, 6) for load in loads} == {round(336 / 227, 6)}
+
+
 def test_more_devices_than_sequences_of_any_useful_batch_take_a_sequence_each(study_of: Make) -> None:
     target = Target.of_study(study_of())
     assert target.grid(2048, 3 * 2**14) == [3 * 2**14]
