@@ -30,7 +30,7 @@ def _solutions(solved: Solved) -> Table:
 
     def written(row: Solution, *values: Any) -> str | None:
         known = (solved.unknowns[row.candidate].text(value) for value in values if value is not None)
-        return " to ".join(known) or None
+        return " to ".join(dict.fromkeys(known)) or None
 
     columns: dict[str, Field[Solution]] = {
         "candidate": (None, "candidate"),

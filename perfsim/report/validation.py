@@ -268,11 +268,7 @@ def _written(value: float | None, unit: text.Unit | None) -> str:
 
 
 def residuals(result: Mapping[str, Any]) -> tuple[Table, go.Figure | None]:
-    """Every predicted run, the worst first, and their signed errors, a row for each family.
-
-    The closest family comes first. A run outside its own 90 % band has a diamond; runs that are not scored
-    (evidence C) have open marks.
-    """
+    """Predicted runs, worst first, and errors by family, closest first; marks tell band and evidence."""
     known = _predicted(result)
     table = _runs_table(known)
     if not known:

@@ -102,10 +102,7 @@ class Production:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Prediction):
-    """One machine with one strategy at its own best batch: its step, its way to the target.
-
-    What follows `production` only the candidates of a study have.
-    """
+    """One machine with one strategy at its best batch; what follows `production` is of a study alone."""
 
     time: TimeToAccuracy = field(repr=False)
     """Healthy steps to the target, with the law and the errors that their band comes from."""

@@ -138,11 +138,7 @@ class Target:
 
     @classmethod
     def of(cls, model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec) -> Self:
-        """What ends a run of a model under a recipe.
-
-        Raises InputError where the recipe says nothing of it or a loss is outside its law's runs, and
-        PlanError where the model is too small for the loss.
-        """
+        """What ends a run; InputError for nothing or a loss beyond its law, PlanError for a small model."""
         tokens = recipe.tokens
         loss = None
         by_law = law.of_loss

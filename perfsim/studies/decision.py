@@ -517,10 +517,7 @@ class _Asked:
 
 
 def _over_dates(day: str, asked: _Asked) -> Eras:
-    """Every day that changed something, and the range of the ratio over both choices of one day for all.
-
-    A limit that ends the search of days leaves those that were answered until then.
-    """
+    """Every day that changed something, and the ratio by either choice of day; a limit keeps earlier ones."""
     (_, first), (_, rival) = asked.pair
     questions = [point.question for point, _ in asked.pair]
     late = max(measured_days(question)[1] for question in questions)

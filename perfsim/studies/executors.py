@@ -245,10 +245,7 @@ LEAST_WAITING = 32
 
 
 class _DaskCluster(_Pooled):
-    """The workers of a scheduler; they may come and go while items are computed.
-
-    The scheduler gives the items of a worker that dies to others, and gives an item up that has lost several.
-    """
+    """The workers of a scheduler, which come and go: it gives a lost one's items to others, or gives up."""
 
     die_together = False
     tries_alone = 1

@@ -48,10 +48,7 @@ class TimelineBar:
 
 
 def timeline(evaluation: Evaluation) -> tuple[TimelineBar, ...]:
-    """The tasks of the measured step as at most `MOST_BARS` bars in the order of their starts.
-
-    Times count from the start of the step. Like tasks have one kind, micro-batch and stream.
-    """
+    """The tasks of the measured step, from its start, as at most `MOST_BARS` bars; like ones are one."""
     trace = evaluation.trace
     graph = trace.graph
     low, high = trace.step_window_s

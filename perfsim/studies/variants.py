@@ -320,10 +320,7 @@ class SweepResult:
 
     @cached_property
     def changes(self) -> Mapping[str, Sequence[Change]]:
-        """By the settings that variants share, each variant's point compared with the first variant's.
-
-        Empty if the variants train different models or batches, because step times are then not comparable.
-        """
+        """By what variants share, each one's point next to the first's; empty if models or batches differ."""
         if not self.variants:
             return {}
         first = self.variants[0]
