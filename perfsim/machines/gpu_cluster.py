@@ -207,8 +207,10 @@ class _FatTreeNetwork(Network):
         extra = np.concatenate([tree.nics[spare].ravel(), passed.ravel()])
         links = np.append(links, extra[self.capacities[extra] > 0.0])
         crossed, times = np.unique(links, return_counts=True)
-        if inside:
-            return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed, late_s)
+        if inside:  # at the measured bus rate
+            op = cast(CollectiveOp, work.op)
+            port_rate = self.collectives.port_bytes_per_s(op, work.comm_bytes, groups.shape[1])
+            return Traffic(crossed, times, port_rate / meshed, late_s)
         # A ring has its share of the NICs, or of the ports that all rings pass. Ports count at their rated
         # speed, as in prices: a port that is slower is for the flows to share.
         passes = times[np.isin(crossed, tree.ports)].max(initial=1)
@@ -334,12 +336,6 @@ def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         left &= ~rows
     source, target, spare, within = (np.concatenate(column) for column in zip(*hops, strict=True))
     return source, target, spare, within
-
-
-def _inside_bytes_per_s(work: Work, collectives: CollectiveModel) -> float:
-    """Measured bus rate of a communication inside a node: bytes on each port over its time."""
-    size = 0 if work.group is None else work.group.size
-    return collectives.port_bytes_per_s(cast(CollectiveOp, work.op), work.comm_bytes, size)
 
 
 _BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")

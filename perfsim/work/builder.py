@@ -8,7 +8,7 @@ micro-batches at once with NumPy. Both give the same columns.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
@@ -109,44 +109,7 @@ class Template:
         `after` holds task ids of this template, or ports, which stand for the writers of their tensors.
         """
         ids = self.builder.work_id(work), self.builder.stream_id(stream)
-        return self.columns.append(*ids, 0, block, reads, after, len(work.writes))
-
-    def joined(self, other: Template, closes: Callable[[str], bool]) -> Template:
-        """Both templates in turns, the other first if it has several; tasks on streams that `closes` end one.
-
-        Its ports and outputs are those of both. Slots give the tasks of the other their second tag.
-        """
-        parts = self, other
-        first_task = 0, len(self)
-        first_tensor = 0, self.columns.num_tensors
-        closing = [closes(stream) for stream in self.builder.streams]
-        turns = [
-            [*_turns(part.columns, closing, first)] for part, first in zip(parts, first_task, strict=True)
-        ]
-        if len(turns[1]) > 1:
-            turns.reverse()
-        order = [*chain.from_iterable(chain.from_iterable(zip_longest(*turns, fillvalue=())))]
-        rows = [(*row[:-1], number) for number, part in enumerate(parts) for row in part.columns.rows]
-        writes = np.array([row[_ROW.index("num_writes")] for row in rows])
-        new_task = np.argsort(order)
-        new_first = offsets(writes[order])[new_task]
-        new_tensor = np.arange(writes.sum()) + np.repeat(new_first - offsets(writes)[:-1], writes)
-        both = Template(self.builder)
-        both.columns.rows = [rows[task] for task in order]
-        both.columns.tensor_ends = offsets(writes[order])[1:].tolist()
-        both.columns.num_tensors = len(new_tensor)
-        for name, new, firsts in (("reads", new_tensor, first_tensor), ("after", new_task, first_task)):
-            handles = [
-                both.port([*part.ports][-1 - handle]) if handle < 0 else new[first + handle]
-                for part, first in zip(parts, firsts, strict=True)
-                for handle in getattr(part.columns, name)
-            ]
-            starts = offsets(np.array([row[_ROW.index(f"num_{name}")] for row in rows])).astype(np.int32)
-            of_tasks = Ragged(starts, np.array(handles, dtype=np.int32)).rows(np.array(order))
-            setattr(both.columns, name, of_tasks.values.tolist())
-        for part, first in zip(parts, first_tensor, strict=True):
-            both.outputs |= {name: int(new_tensor[first + tensor]) for name, tensor in part.outputs.items()}
-        return both
+        return self.columns.append(*ids, -1, block, reads, after, len(work.writes))
 
     def writer(self, tensor: int) -> int:
         """The task of this template that writes one of its tensors."""
@@ -161,9 +124,8 @@ class Template:
 
 
 class Slots(NamedTuple):
-    """Slots in emission order, each with its template, its tags and the sources of its ports.
+    """Slots in emission order, each with its template, its tag and the sources of its ports.
 
-    Tags, and what blocks are later, are of shape (slots,), or (2, slots) where templates are joined.
     `sources[name]` is the slot that writes the tensor, for every slot (-1: the slot does not read that
     port), and the name of the output in that slot's template.
     """
@@ -182,6 +144,8 @@ class Stamped(NamedTuple):
     template: Ints
     first_task: Ints
     first_tensor: Ints
+    moved: Ints | None = None
+    """Handles in the place of those from the first on, where slots are joined."""
 
     def tensor(self, slot: int, output: str) -> int:
         """Handle of a named output of one slot; GraphError if its template has no such output."""
@@ -189,7 +153,8 @@ class Stamped(NamedTuple):
         if output not in outputs:
             names = ", ".join(outputs) or "nothing"
             raise GraphError(f"slot {slot} writes no output {output!r}; its template writes {names}")
-        return int(self.first_tensor[slot]) + outputs[output]
+        handle = int(self.first_tensor[slot]) + outputs[output]
+        return handle if self.moved is None else int(self.moved[handle - self.first_tensor[0]])
 
 
 class GraphBuilder:
@@ -209,11 +174,6 @@ class GraphBuilder:
     def works(self) -> tuple[Work, ...]:
         """The classes of work so far, by id."""
         return tuple(self._works)
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """The streams so far, by id."""
-        return tuple(self._streams)
 
     def work_id(self, work: Work) -> int:
         """Id of a class of work; a new class gets the next one."""
@@ -251,15 +211,26 @@ class GraphBuilder:
         """Start recording a template."""
         return Template(self)
 
-    def stamp(self, templates: Sequence[Template], slots: Slots) -> Stamped:
-        """Append the template of every slot, in the order of the slots."""
+    def stamp(
+        self, templates: Sequence[Template], slots: Slots, joined: Sequence[int] = (), closes: str = ""
+    ) -> Stamped:
+        """Append the template of every slot, in the order of the slots.
+
+        A slot of `joined` and the slot after it are written in turns, which works of category `closes` end.
+        """
         self._flush()
         lengths = np.array([len(template) for template in templates], dtype=np.int64)
         tensors = np.array([template.columns.num_tensors for template in templates], dtype=np.int64)
         first_task = self._num_tasks + offsets(lengths[slots.template])
         first_tensor = self._num_tensors + offsets(tensors[slots.template])
         stamped = Stamped(templates, slots.template, first_task[:-1], first_tensor[:-1])
-        self._chunks.append(_stamped_columns(slots, stamped, int(first_task[-1]) - self._num_tasks))
+        columns = _stamped_columns(slots, stamped, int(first_task[-1]) - self._num_tasks)
+        if joined:
+            ends = [work.category == closes for work in self._works]
+            order = _in_turns(stamped, np.array(joined), ends) - self._num_tasks
+            columns, moved = _reordered(columns, order, self._num_tasks, self._num_tensors)
+            stamped = stamped._replace(moved=moved)
+        self._chunks.append(columns)
         self._num_tasks, self._num_tensors = int(first_task[-1]), int(first_tensor[-1])
         return stamped
 
@@ -299,18 +270,6 @@ class GraphBuilder:
         )
 
 
-def _turns(columns: _Columns, closing: Sequence[bool], first: int) -> Iterator[list[int]]:
-    """The tasks of a template in turns, numbered from `first`; a turn ends behind tasks that close it."""
-    closed = [closing[row[_ROW.index("stream")]] for row in columns.rows]
-    turn: list[int] = []
-    for number, (ends, next_ends) in enumerate(pairwise([*closed, False]), first):
-        turn.append(number)
-        if ends and not next_ends:
-            yield turn
-            turn = []
-    yield turn
-
-
 def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, Ints]:
     """The columns of the `count` tasks of all slots."""
     templates = stamped.templates
@@ -322,11 +281,9 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
         where = begin[rows][:, None] + np.arange(len(template))
         for name in _SINGLE:
             columns[name][where] = of[name]
-        part = of["tag"]
         if slots.later is not None:
-            later = np.atleast_2d(slots.later)[part[None], rows[:, None]]
-            columns["block"][where] += np.where(of["block"] >= 0, later, 0)
-        columns["tag"][where] = np.atleast_2d(slots.tag)[part[None], rows[:, None]]
+            columns["block"][where] += np.where(of["block"] >= 0, slots.later[rows][:, None], 0)
+        columns["tag"][where] = slots.tag[rows][:, None]
     for name, lengths in (("reads", "num_reads"), ("after", "num_after")):
         is_task = name == "after"
         first = stamped.first_task if is_task else stamped.first_tensor
@@ -355,6 +312,53 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
                 values[:, at_ports] = np.stack([behind[port][rows] for port in ports], axis=1)
             columns[name][start[begin[rows]][:, None] + np.arange(len(local))] = values
     return columns
+
+
+def _in_turns(stamped: Stamped, joined: Ints, ends: Sequence[bool]) -> Ints:
+    """All tasks, those of joined slots in turns: of the second slot first, if it has several."""
+    lengths = np.array([len(template) for template in stamped.templates])[stamped.template]
+    order: Ints = np.repeat(stamped.first_task, lengths) + np.concatenate([*map(np.arange, lengths)])
+    pairs = np.stack([stamped.template[joined], stamped.template[joined + 1]])
+    for pair in np.unique(pairs, axis=1).T:
+        first, second = (stamped.templates[number] for number in pair)
+        turns = [[*_turns(first, ends, 0)], [*_turns(second, ends, len(first))]]
+        if len(turns[1]) > 1:
+            turns.reverse()
+        local = [*chain.from_iterable(chain.from_iterable(zip_longest(*turns, fillvalue=())))]
+        begin = stamped.first_task[joined[(pairs == pair[:, None]).all(axis=0)]][:, None]
+        order[begin - stamped.first_task[0] + np.arange(len(local))] = begin + np.array(local)
+    return order
+
+
+def _turns(template: Template, ends: Sequence[bool], first: int) -> Iterator[list[int]]:
+    """The tasks of a template in turns, numbered from `first`; a turn ends behind works that `ends` says."""
+    ended = [ends[row[_ROW.index("work")]] for row in template.columns.rows]
+    turn: list[int] = []
+    for number, (here, after) in enumerate(pairwise([*ended, False]), first):
+        turn.append(number)
+        if here and not after:
+            yield turn
+            turn = []
+    yield turn
+
+
+def _reordered(
+    columns: dict[str, Ints], order: Ints, first_task: int, first_tensor: int
+) -> tuple[dict[str, Ints], Ints]:
+    """Tasks in another order, and the handles of their tensors; both are numbered from the first."""
+    writes = columns["num_writes"]
+    new_task = np.argsort(order)
+    shift = offsets(writes[order])[:-1][new_task] - offsets(writes)[:-1]
+    new_tensor = np.arange(writes.sum()) + np.repeat(shift, writes)
+    moved = {name: columns[name][order] for name in _ROW}
+    for name, new, first in (("reads", new_tensor, first_tensor), ("after", new_task, first_task)):
+        values = columns[name]
+        own = values >= first
+        values[own] = new[values[own] - first] + first
+        starts = offsets(columns[f"num_{name}"])
+        rows = Ragged(starts.astype(np.int32), values.astype(np.int32)).rows(order)
+        moved[name] = rows.values.astype(np.int64)
+    return moved, new_tensor + first_tensor
 
 
 def _behind_port(port: str, slots: Slots, stamped: Stamped, *, is_task: bool) -> Ints:

@@ -24,7 +24,7 @@ from perfsim.strategies.schedules import Pass, Placement, Slot, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import SHARDED, WAIT, Held, Replicas, norm_works
 from perfsim.strategies.three_d.division import Division
-from perfsim.strategies.three_d.expert import EXPERT_STREAM, ExpertGroup
+from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.layers import Attention, Layer, Mlp, TensorGroup, head_positions, slice_of
 from perfsim.strategies.three_d.pipeline import StagePass, VirtualStage
 from perfsim.work import EMBEDDING_AND_HEAD, WHOLE_DEVICE, GraphBuilder, RankGroup, Slots, Template, Work
@@ -254,40 +254,6 @@ def _templates(passes: _Passes, passed: Ints, rank: Ints, place: Ints, final: Bo
     return template, freed
 
 
-def _joined(
-    templates: list[Template], slots: Slots, number: Ints, forwards: Ints
-) -> tuple[list[Template], Slots, Ints]:
-    """The templates and slots with some forwards and the backwards behind them as one, and what moves."""
-    backwards = forwards + 1
-    of_both = np.stack([slots.template[forwards], slots.template[backwards]])
-    pairs, of_pair = np.unique(of_both, axis=1, return_inverse=True)
-    both = [
-        templates[forward].joined(templates[backward], lambda stream: stream.endswith(EXPERT_STREAM))
-        for forward, backward in pairs.T.tolist()
-    ]
-    kept = np.ones(len(slots.template), dtype=bool)
-    kept[backwards] = False
-    place = np.cumsum(kept) - 1
-    template = slots.template.copy()
-    template[forwards] = len(templates) + of_pair.reshape(-1)
-
-    def moved(source: Ints) -> Ints:
-        """The slots that these read; of two as one, only one reads a port."""
-        source = source.copy()
-        source[forwards] = np.maximum(source[forwards], source[backwards])
-        return np.where(source < 0, source, place[source])[kept]
-
-    def of_each(column: Ints) -> Ints:
-        second = column.copy()
-        second[forwards] = column[backwards]
-        return np.stack([column, second])[:, kept]
-
-    sources = {port: (moved(source), output) for port, (source, output) in slots.sources.items()}
-    later = None if slots.later is None else of_each(slots.later)
-    slots = Slots(template[kept], of_each(slots.tag), sources, later)
-    return [*templates, *both], slots, np.where(number < 0, number, place[number])
-
-
 SKEWED_STEPS = 2
 """Steps for skewed schedules; the second step is the steady state, where the skew costs nothing."""
 
@@ -315,15 +281,12 @@ class StepWriter:
         orders = self.schedule.orders(layout.pipeline, layout.virtual_pipeline, microbatches)
         merged = self.placement.merged(orders)
         passes = self._passes()
-        templates = passes.templates
         slots, number = _pipeline_slots(merged, self.placement, passes, microbatches)
-        forwards = np.flatnonzero([slot.joined for slot in merged])
-        if len(forwards):
-            templates, slots, number = _joined(templates, slots, number, forwards)
+        joined = [place for place, slot in enumerate(merged) if slot.joined]
         self.builder.fold(layout.width)
         steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.has("skewed") else 1)
         for step in range(steps):
-            stamped = self.builder.stamp(templates, slots)
+            stamped = self.builder.stamp(passes.templates, slots, joined, "expert_communication")
             gradients = [self._reduce(rank, stamped, number) for rank in range(layout.pipeline)]
             last = self.placement.last_rank
             if last and self.plan.job.model.tied_embeddings:

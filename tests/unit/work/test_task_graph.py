@@ -128,3 +128,25 @@ def test_a_port_whose_tensor_is_not_there_is_named(
     sources = {} if source is None else dict.fromkeys(("moved", "kept", "entry"), source)
     with pytest.raises(GraphError, match=message):
         builder.stamp([template], Slots(zero, zero, sources))
+
+
+def test_joined_slots_run_in_turns_that_a_category_ends_and_keep_what_each_task_reads() -> None:
+    builder = GraphBuilder()
+    sends = replace(WORK, name="send", category="sent", kernels=())
+    templates = [builder.template() for _ in "ab"]
+    for name, template in zip("ab", templates, strict=True):
+        tensor = template.port("before")
+        for work in (replace(WORK, name=name), sends, replace(WORK, name=f"{name} end")):
+            tensor = template.task(work, "gpu0/compute", [tensor]).tensor
+        template.output("after", tensor)
+    builder.task(replace(WORK, name="first"), "gpu0/compute")
+    begin = builder.template()
+    begin.output("after", begin.task(WORK, "gpu0/compute").tensor)
+    numbers = np.arange(3)
+    slots = Slots(numbers, numbers, {"before": (np.array([-1, 0, 0]), "after")})
+    stamped = builder.stamp([begin, *templates], slots, [1], "sent")
+    graph = builder.build()
+    names = [task.work.name for task in graph.tasks()]
+    assert names == ["first", "w", "b", "send", "a", "send", "b end", "a end"]
+    assert [task.reads for task in graph.tasks()] == [(), (), (1,), (2,), (1,), (4,), (3,), (5,)]
+    assert [stamped.tensor(slot, "after") for slot in range(3)] == [1, 7, 6]
