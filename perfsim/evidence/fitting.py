@@ -3,8 +3,7 @@
 A standard error comes from the sandwich estimator of a robust fit, H^-1 (sum over clusters of squared scores)
 H^-1, times c / (c - p) for c clusters and p constants (Huber 1967, White 1980; errors within a cluster are
 correlated: Liang and Zeger 1986). A constant whose relative standard error exceeds a third is not determined:
-it is held fixed, which is an assumption, and the others are estimated without it. A constant that decides an
-argmin has no derivative; losses are compared instead.
+it is held fixed, which is an assumption, and the others are estimated without it.
 """
 
 from __future__ import annotations

@@ -8,9 +8,6 @@ those of long kernels in the benchmark of the same device, times its own benchma
 time is linearised in the log constants around their recorded values, so a fit needs no new pricing; the group
 left out is then priced in full with the new constants.
 
-A group of wafer logs is a model, whatever its batch and release. They are too few for a percentile, so the
-half-width of their 90 % band is Student's.
-
 The log error of a run is Student's t with a scale s(u) = sqrt(scale^2 + (growth u)^2), where u is the run's
 unlikeness to the most similar of the other families. Scale and growth are the maximum of the likelihood, with
 as many degrees of freedom as families, each of n runs with the weight sqrt(n), for its errors are neither

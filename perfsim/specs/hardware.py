@@ -37,8 +37,6 @@ BytesPerNumber = Annotated[float, *number(1e-3, 1e3)]
 DeviceKind = Literal["gpu", "wafer"]
 LinkProtocol = Literal["infiniband", "roce"]
 StoreTier = Literal["auto", "dram", "flash"]
-
-
 MemoryBytes = Annotated[float, *quantity("bytes", bits=False)]
 MemoryBytesPerSecond = Annotated[float, *quantity("bytes_per_s", bits=False)]
 
@@ -153,7 +151,6 @@ class NodeSpec(Spec):
     nic: LinkSpec
     devices_share_nics: bool = False
     """Whether several devices share one NIC although `nics` counts one per device."""
-
     in_network: _InNetworkSpec | None = None
     """NVLink SHARP for all-reduces inside the node; None: only devices reduce."""
     host: HostSpec | None = None

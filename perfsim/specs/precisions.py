@@ -22,7 +22,6 @@ class _Precision:
     first."""
     cast_reads_bytes: float
     """Bytes that a cast from 16 bits reads for each number, to find the scale and to convert."""
-
     cast_passes: int = 1
     """Casts as a table of products has them that make one cast of training: 2 where rows and columns have
     scales of their own."""

@@ -131,6 +131,8 @@ class Recipe(CatalogSpec):
                 f"optimizer {self.optimizer} and moment_precision exclude each other: its moments have a "
                 "precision of their own (`moment_precision: null` removes an inherited one)"
             )
+        if self.tokens is not None and self.tokens < self.seq_length:
+            raise ValueError(f"tokens: {self.tokens:g} are less than a sequence of {self.seq_length}")
         if self.lm_head_positions is not None and self.lm_head_positions > self.seq_length:
             raise ValueError(
                 f"lm_head_positions {self.lm_head_positions} is more than seq_length {self.seq_length}; "

@@ -13,8 +13,6 @@ from perfsim.base.units import BytesPerSecond, Seconds, number
 Ratio = Annotated[float, *number(1e-3, 2)]
 Factor = Annotated[float, *number(0, 1e6)]
 BytesPerParameter = Annotated[float, *number(1e-3, 1e3)]
-
-
 Value = TypeVar("Value", bound=float)
 
 
@@ -92,7 +90,7 @@ class CheckpointTier(Spec):
 class WallClockSpec(CatalogSpec):
     """Waiting times of a run on one kind of machine besides its steps; an absent part is zero."""
 
-    system_kind: str | None = None
+    system_kind: Literal["gpu-cluster", "wafer-cluster"] | None = None
     """The kind of system whose waits these are; None: of any."""
     queue: SecondsRange | None = None
     """Until the machine is free."""
@@ -151,6 +149,10 @@ class WallClockSpec(CatalogSpec):
             raise ValueError(
                 "checkpoint_every young needs failures_per_node_day above 0: write them, or a number of steps"
             )
+        of_failures = dict.fromkeys(("restart", "repair"), "failures_per_node_day")
+        for name, read_with in {"weight_bytes": "weight_rate", **of_failures}.items():
+            if name in self.model_fields_set and getattr(self, name) and getattr(self, read_with) is None:
+                raise ValueError(f"{name} has no effect without {read_with}: write that as well")
         if self.spares is not None and not any(domain.repair for domain in failing):
             raise ValueError("spares: write repair and failures_per_node_day as well")
         for tier in self.tiers:

@@ -250,6 +250,8 @@ class ConvergenceSpec(Spec):
             raise ValueError("ramp: the shares sum to more than 1")
         if self.critical_batch_tokens is not None and self.law != "constant":
             raise ValueError(f"critical_batch_tokens belongs to law constant, not to {self.law}")
+        if self.fit is not None and self.law != "fitted":
+            raise ValueError(f"fit belongs to law fitted, not to {self.law}: write law: fitted")
         return self
 
 

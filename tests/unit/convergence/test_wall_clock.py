@@ -114,6 +114,8 @@ def test_draws_of_the_wall_clock_hold_its_typical_value_between_its_ends() -> No
         ({"checkpoint_rate": {"low": 1e8, "typical": 1e8, "high": 1e8}}, "young needs failures_per_node_day"),
         ({"spares": 1}, "write repair and failures_per_node_day"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
+        ({"weight_bytes": 2}, "weight_bytes has no effect without weight_rate"),
+        ({"system_kind": "gpu"}, "gpu-cluster"),
         ({"stragglers": {"low": 0.0, "typical": 1.0, "high": 3.0}}, "greater than or equal to 1"),
         ({"tiers": [{"name": "x"}]}, "takes no time: write every"),
         ({"compile_time": {"low": 1.0, "typical": 1.0, "high": 3.0}}, "compile_time"),

@@ -18,7 +18,6 @@ from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.perturbations import StragglerSpec
 from perfsim.specs.precisions import PRECISIONS
-from perfsim.specs.prices import Prices, PriceSpec
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.wall_clock import NumberRange
 from perfsim.studies.spec import StudySpec
@@ -90,17 +89,11 @@ def test_moments_take_the_published_bytes_and_a_scale_for_each_block() -> None:
             {"name": "r", "seq_length": 8, "lm_head_positions": 9},
             "lm_head_positions 9 is more than seq_length 8",
         ),
+        (Recipe, {"name": "r", "seq_length": 2048, "tokens": 400}, "less than a sequence of 2048"),
         (StragglerSpec, {"rank": 0, "factor": 1001}, "less than or equal to 1000"),
         (StragglerSpec, {"rank": 0, "factor": 0.9}, "greater than or equal to 1"),
         (StudySpec, {"prices": {"currency": "x" * 13}}, "at most 12 characters"),
         (NodeSpec, {"devices": 8, "server": 3}, "8 devices cannot be divided into servers of 3"),
-        (PriceSpec, {"device_hour": 1, "purchase": 1}, "one of them"),
-        (PriceSpec, {"purchase": 1, "years": 4}, "write years and utilisation as well"),
-        (PriceSpec, {"purchase": 1, "years": 4, "utilisation": 1.1}, "at most 1"),
-        (PriceSpec, {"purchase": 1, "years": 4, "utilisation": 0}, "must be above 0"),
-        (PriceSpec, {"device_hour": 1, "years": 4}, "belong to purchase"),
-        (Prices, {"pue": {"low": 2, "typical": 1.5, "high": 3}}, "must be in this order"),
-        (Prices, {"pue": {"low": 0.9, "typical": 1.5, "high": 3}}, "at least 1"),
     ],
 )
 def test_fields_outside_their_range_or_against_each_other_are_refused(

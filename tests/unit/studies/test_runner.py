@@ -266,5 +266,8 @@ def test_a_fit_of_own_runs_gives_the_target_and_a_wider_band_beyond_its_batches(
 def test_no_fit_and_too_long_a_ramp_are_refused(study_of: Make) -> None:
     with pytest.raises(InputError, match="'fitted' needs fit"):
         answer(study_of, law="fitted")
+    fit = {"name": "ours", "b_crit_tokens": 1e6, "band_factor": 2}
+    with pytest.raises(InputError, match="fit belongs to law fitted, not to data_law"):
+        answer(study_of, law="data_law", fit=fit)
     with pytest.raises(InputError, match="sum to more than 1"):
         answer(study_of, law="data_law", ramp=[{"share": 0.7, "batch": 0.5}, {"share": 0.7, "batch": 0.7}])
