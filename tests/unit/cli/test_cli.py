@@ -397,15 +397,6 @@ def test_run_prints_what_runs_the_layout(perfsim: Run) -> None:
     refused(perfsim(*point, "modelzoo"), 2, "trains on wafers")
 
 
-def test_plan_prints_a_shortlist_or_one_document_or_what_runs_it(perfsim: Run) -> None:
-    lines = perfsim(*PLAN, "--shown", "2").stdout
-    assert " layouts, " in lines
-    assert "1 in full: --layout" in lines
-    answer = document(perfsim(*PLAN, "--shown", "2", "--json", "--emit", "megatron"))
-    assert answer["shortlist"][0]["layout"]["micro_batch_size"] >= 1
-    assert answer["emitted"] == perfsim(*PLAN, "--shown", "2", "--emit", "megatron").stdout
-
-
 @pytest.mark.parametrize(
     ("device", "system", "constants"),
     [("a100-sxm4-80gb", "dgx-a100-80gb", "a100-sxm4"), ("wse-2", "cs-2", "wse-2")],

@@ -52,37 +52,14 @@ def test_a_question_with_what_its_machine_does_not_read_is_refused(
     question_of(WAFERS | {"runtime": "csoft_1p7"})
 
 
-OTHERWISE: dict[str, Any] = {
-    "attention": "flash",
-    "attention_kernel": "synchronous",
-    "attention_length": 512,
-    "recompute_keeps": "qkv",
-    "dispatcher": "deepep",
-    "grad_bucket": 4e8,
-    "states": "owner_broadcast",
-    "fused": (),
-    "framework": default_catalog().framework("torchtitan"),
-    "kernels": None,
-    "reduce_precision": "bf16",
-    "routing": "balanced",
-    "routing_spread": 0.3,
-    "expert_capacity": 1.0,
-    "software_release": "r1.7",
-}
-"""Another value of what is no truth."""
-
-
 def otherwise(question: Question, path: str) -> Question:
-    """The question with another value at a path."""
+    """The question with a value at a path that means nothing anywhere, so that reading it is an error."""
     root, _, name = path.partition(".")
+    if not name:
+        return replace(question, **{root: "any" if root == "runs_on" else 0.5})
     recipe = question.recipe
-    owner = {"recipe": recipe, "runtime": recipe.runtime}.get(root)
-    value = OTHERWISE.get(name, not getattr(owner, name, None))
-    if owner is None:
-        return replace(question, **{root: 0.5 if root == "memory_limit" else "any"})
-    changed = (
-        recipe.model_copy(update={name: value}) if root == "recipe" else recipe.ran_with(**{name: value})
-    )
+    nothing = {name: "bf16" if name == "reduce_precision" else "nothing"}
+    changed = recipe.model_copy(update=nothing) if root == "recipe" else recipe.ran_with(**nothing)
     return replace(question, recipe=changed)
 
 
