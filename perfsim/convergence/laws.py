@@ -1,8 +1,7 @@
 """Loss from parameters and tokens by named laws, and the tokens that reach a target loss.
 
-Losses are nats per token and belong to the corpus and tokenizer of their law. A law answers inside its runs
-and up to `REACH` times beyond them. Near its floor a small change of the loss is a large one of the tokens:
-the slope d ln D / d L times the law's error is the error of the tokens.
+Losses are nats per token of the corpus and tokenizer of their law, which answers inside its runs and up to
+`REACH` times beyond. The slope d ln D / d L, large near its floor, times its error is that of the tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Who is first, by how much, how surely, and what would change it: the one place that decides.
 
-`decide` draws everything that a study is not sure of, and compares times on the wall and money;
-`studies/verdict.py` says it in words. `laws_side_by_side` asks every law of the critical batch, `eras_of` the
-first two again on equal dates.
+`decide` draws everything that a study is not sure of, and compares times on the wall and money. Next to it
+`laws_side_by_side` asks every law of the critical batch, `eras_of` the first two again on equal dates.
 """
 
 from __future__ import annotations

@@ -67,9 +67,8 @@ class Executor:
     ) -> Iterator[Iterator[tuple[Key, Result | PerfsimError]]]:
         """`function` of all items, each with its key, in the order in which they are finished.
 
-        An item all of whose workers died has an error instead. Function, items and results can be pickled.
-        Limits hold over all workers together. An error of the function, and LimitError, end the iteration;
-        nothing is left running when the context ends.
+        An item whose workers all died has an error instead. All can be pickled; limits hold over all workers.
+        An error of the function, and LimitError, end the iteration; nothing is left running behind it.
         """
         yield ((key, function(item)) for key, item in items)
 
@@ -339,8 +338,8 @@ def executor_for(
 ) -> Executor:
     """A Dask cluster where an address is given, else so many processes (None: one for each core).
 
-    `most` is the number of items, above which no process is started. Raises InputError for other
-    numbers of processes and for workers with another perfsim, PerfsimError where no scheduler answers.
+    No more than `most` processes are started. Raises InputError for impossible numbers and for workers with
+    another perfsim, PerfsimError where no scheduler answers.
     """
     asked: Any = jobs
     if asked is not None and not (isinstance(asked, int) and asked >= 1):

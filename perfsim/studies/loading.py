@@ -297,9 +297,8 @@ class Changer:
     ) -> StudySpec:
         """The study of one candidate at one number of devices with these changes, checked without running.
 
-        Raises InputError for bad input: a target or a device count; the run reports what a point lacks.
-        What depends on the study alone, on the system with its devices, and on the system with what prices
-        depend on is checked once for all points that share it. Equal descriptions are in memory once.
+        Raises InputError for a wrong target or device count; the run reports what a point lacks. What points
+        share is checked once for all of them, and equal descriptions are in memory once.
         """
         of_study = {path: value for path, value in changes.items() if not of_candidate(path)}
         own = {path: value for path, value in changes.items() if path not in of_study}

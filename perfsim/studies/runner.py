@@ -433,15 +433,14 @@ def answer_text(point: Point) -> Stored:
 
 def _read(text: str) -> tuple[answers.Answer | None, tuple[str, ...]]:
     """The answer that was stored as this text, or the reasons why there is none."""
-    document = json.loads(text, object_pairs_hook=_interned)
+
+    def interned(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        return {intern(name): intern(value) if type(value) is str else value for name, value in pairs}
+
+    document = json.loads(text, object_pairs_hook=interned)  # equal texts are in memory once
     if "reasons" in document:
         return None, tuple(document["reasons"])
     return answers.Answer.stored(document), ()
-
-
-def _interned(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; equal texts of all documents are in memory once."""
-    return {intern(name): intern(value) if type(value) is str else value for name, value in pairs}
 
 
 def _told(finished: Iterator[Finished], total: int, stored: int, tell: Tell) -> Iterator[Finished]:

@@ -1,8 +1,7 @@
 """The layouts of one machine that the model cannot tell apart, what would, and why the others fell.
 
-A predicted ratio of two layouts has an error that does not cancel (`Accuracy.unshared_error`, one for each
-layout, combined in quadrature in log time). Layouts whose ratio to the fastest is inside this error
-are the answer; picking one of them is left to a run on the machine.
+A predicted ratio of two layouts has an error that does not cancel (`Accuracy.unshared_error` of each, in
+quadrature in log time). Layouts nearer to the fastest are the answer; a run on the machine picks one.
 """
 
 from __future__ import annotations
