@@ -14,6 +14,7 @@ OTHER_NAMES = {
     "fsdp": "zero3",
     "fsdp1": "zero3",
     "fsdp2": "zero3",
+    "gpus": "devices",
     "megatron": "3d",
     "rope": "rotary",
     "wafer": "weight-streaming",

@@ -143,16 +143,18 @@ def element(accepted: Sequence[Any], part: object) -> list[Any]:
 
 
 def _help_of_key(name: str, records: Sequence[type]) -> str:
-    """Where a key has moved that no record accepts, or the nearest that one does."""
+    """Where a key has moved that no record accepts, which part has it, or the nearest that one does."""
     moved = (getattr(record, "moved", {}).get(name, "") for record in records)
-    known = dict.fromkeys(key for record in records for key in known_fields(record))
-    return next(filter(None, moved), "") or did_you_mean(name, list(known))
+    known = {key: kind for record in records for key, kind in known_fields(record).items()}
+    kinds = ((key, cls) for key, kind in known.items() for cls in members(kind) if is_record(cls))
+    parts = (key for key, cls in kinds if name in known_fields(cls))
+    inside = (f"write it in {part}: {{{name}: ...}}" for part in parts)
+    return next(filter(None, (*moved, *inside)), "") or did_you_mean(name, list(known))
 
 
 # Resolves the names in a file's tree to descriptions, giving the data that pydantic validates.
 #
-# A field whose annotation is a description with its own file (DeviceSpec, LinkSpec, a
-# calibration, a model, a recipe) is written as that file's name, as a path, or as a mapping.
+# A field of a description with its own file is written as that file's name, as a path, or as a mapping.
 
 MOST_PROBLEMS = 1000
 """Of one file; then no more names are looked up."""

@@ -2,8 +2,7 @@
 
 Draft 2020-12. They differ from pydantic's own: a quantity is a string with a unit, a description with a
 file of its own may be written as its name, `name` may be absent, and what `extends` another need not be
-complete. An editor accepts everything that perfsim accepts; perfsim also checks that names exist, that
-values agree with one another and that each has a source.
+complete. perfsim also checks that names exist, that values agree and that each has a source.
 """
 
 from __future__ import annotations

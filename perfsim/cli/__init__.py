@@ -12,7 +12,7 @@ import click
 
 from perfsim import __version__
 from perfsim.base.errors import InputError, PerfsimError, blamed
-from perfsim.base.text import nearest
+from perfsim.base.text import OTHER_NAMES, nearest
 from perfsim.cli import ask as _ask  # noqa: F401  # defines its verbs
 from perfsim.cli import verbs as _verbs  # noqa: F401
 from perfsim.cli.options import VERBS
@@ -30,7 +30,6 @@ Start here:
 """
 _OTHER_VERBS = {"compare": "diff", "list": "show", "predict": "run", "simulate": "run"}
 """Verbs of other tools, and what they are here."""
-_OTHER_OPTIONS = dict.fromkeys(("gpus", "num_gpus", "nodes"), "--devices, the number of GPUs or of wafers")
 
 
 def _refuse(message: str, code: int) -> NoReturn:
@@ -46,13 +45,14 @@ def _helpful(error: click.ClickException) -> str:
 
         name = error.option_name.lstrip("-").replace("-", "_")
         of_layout = name in {*SHORT_NAMES, *SHORT_NAMES.values()}
-        path = (
-            f"--layout {name}" if of_layout else f"--set {Asked.inside(name)}" if Asked.inside(name) else ""
-        )
-        if not path and name not in _OTHER_OPTIONS:
+        places = {"--layout": name if of_layout else "", "--set": Asked.inside(name)}
+        written = [f"{option} {path}=VALUE" for option, path in places.items() if path]
+        if name in OTHER_NAMES:
+            written = [f"--{OTHER_NAMES[name]} VALUE"]
+        if not written:
             return error.message
         error.possibilities = []  # type: ignore[misc]
-        return f"{error.message} Write {f'{path}=VALUE' if path else _OTHER_OPTIONS[name]}."
+        return f"{error.message} Write {written[0]}."
     kind = getattr(getattr(error, "param", None), "type", None)
     if isinstance(kind, click.IntRange | click.FloatRange) and " is not a valid " in error.message:
         least, most = (f"{end:,.10g}" if end is not None else "" for end in (kind.min, kind.max))

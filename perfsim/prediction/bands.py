@@ -176,8 +176,6 @@ def _outside(value: float, low: float, high: float) -> float:
 
 
 # Published runs on record: what their machines, models and layouts were, and the utilisation they reached.
-#
-# This record depends only on the cases, not on predictions.
 
 MARGIN = 1.05
 """Tolerance of the comparison with the best run: about the median error of predictions."""

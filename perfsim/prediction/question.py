@@ -119,6 +119,12 @@ class Asked:
         owners = (root for root in ("recipe", "runtime", "model") if name in KINDS[root].base.model_fields)
         return next((f"{root}.{name}" for root in owners), "")
 
+    @classmethod
+    def instead(cls, path: str, known: Iterable[str]) -> str:
+        """What to write instead of a path that begins with no known name."""
+        place = cls.inside(path)
+        return f"write {place}" if place else did_you_mean(path.partition(".")[0], known)
+
     def wrong(self, value: Any) -> Iterator[Problem]:
         """What is wrong with a value, as far as the declaration tells."""
         if value is None and self.default is None:
@@ -481,8 +487,7 @@ def _check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
     for path, value in given.items():
         root, dot, _ = path.partition(".")
         if root not in known or misplaced(path):
-            place = Asked.inside(path)
-            help_text = misplaced(path) or (f"write {place}" if place else did_you_mean(root, known))
+            help_text = misplaced(path) or Asked.instead(path, known)
             problems.append(Problem(f"{path}={value}: {root!r} cannot be asked", help=help_text))
         elif dot and not known[root].kind:
             problems.append(Problem(f"{path}={value}: {root!r} is a single value", help=f"write {root}=..."))

@@ -107,10 +107,8 @@ STREAMS = {
 """The cause for each category of tasks, or `bubble`; other waits keep their name."""
 
 
-# Which part of a machine limits a step: the step is simulated again with each part twice as fast.
-#
-# The lane that is busy longest is not always the cause, since lanes wait for one another. The limiting lane
-# is the one whose speed shortens the step most.
+# Which part of a machine limits a step: the lane that shortens it most when it is twice as fast. The lane
+# that is busy longest is not always the cause, since lanes wait for one another.
 
 SPEED_UP = 2.0
 LEAST_BUSY = 0.05

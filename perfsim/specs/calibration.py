@@ -1,7 +1,4 @@
-"""Fitted constants, kept apart from datasheet values: one file per fit, with its record.
-
-These numbers are the only empirical input of `perfsim.costs` and `perfsim.network.collectives`.
-"""
+"""Fitted constants, kept apart from datasheet values: the only empirical input of costs and collectives."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.machines import build_topology, machine_of
 from perfsim.network import nearest_link
 from perfsim.prediction.planner import refusal
-from perfsim.prediction.question import changes_by_root, misplaced, priced_part
+from perfsim.prediction.question import Asked, changes_by_root, misplaced, priced_part
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import PriceSpec
 from perfsim.strategies import strategy
@@ -131,7 +131,7 @@ def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list
             axis = _Axis(path, mark, (node,) if name else tuple(node.sequence), ": ".join(where))
             known = [*([] if name else ["candidates"]), *MACHINE_ROOTS, *STUDY_ROOTS]
             root = path.partition(".")[0]
-            help_text = misplaced(path) or ("" if root in known else did_you_mean(root, known))
+            help_text = misplaced(path) or ("" if root in known else Asked.instead(path, known))
             if help_text or root not in known:
                 problems.append(axis.problem(f"`{path}` cannot be swept", help_text))
             elif not axis.nodes:
@@ -346,7 +346,7 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
     for path, value in changes.items():
         root = study_path(path).partition(".")[0]
         if root not in known or misplaced(path):
-            help_text = misplaced(path) or did_you_mean(root, known)
+            help_text = misplaced(path) or Asked.instead(path, known)
             problems.append(Problem(f"{path}={value}: `{root}` cannot be changed", help=help_text))
         elif problem := _unread(path, study.candidates):
             problems.append(problem)

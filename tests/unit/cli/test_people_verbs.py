@@ -332,11 +332,16 @@ POINT = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8")
         (("run", *POINT, "--perturb", "mttf=8h"), ["unknown name"]),
         (("run", *POINT, "--tp", "8"), ["No such option '--tp'. Write --layout tp=VALUE."]),
         (("run", *POINT, "--precision", "fp8"), ["Write --set recipe.precision=VALUE."]),
-        (("run", *POINT, "--gpus", "8"), ["Write --devices, the number of GPUs"]),
+        (("run", *POINT, "--gpus", "8"), ["Write --devices VALUE."]),
         (
             ("run", *POINT, "--set", "seq_length=8"),
             ["'seq_length' cannot be asked", "write recipe.seq_length"],
         ),
+        (
+            ("study", "gpt3_20b", "--set", "precision=fp8"),
+            ["`precision` cannot be", "write recipe.precision"],
+        ),
+        (("check", "outside.yaml"), ["write it in recipe: {tokens: ...}", "gpus is called `devices` here"]),
         (("run", *POINT, "--set", "recipe.precision=int8"), ["`int8` is not one of fp32, tf32"]),
         (("run", *POINT, "--model", "gpt4"), ["help: 72 names are known: perfsim show models"]),
         (("why", "empty.json"), ["is no answer of `perfsim study --json`: study is missing"]),
@@ -356,6 +361,8 @@ def test_what_is_wrong_is_said_in_words_of_perfsim(
     Path("broken.yaml").write_text(BROKEN_STUDY, "utf-8")
     Path("a.yaml").write_text("num_layers: two\nhidden_size: 8\nvocab: 3\n", "utf-8")
     Path("b.yaml").write_text("kind: gpu-cluster\ndevice: nothing\nnode: {devices: 0}\n", "utf-8")
+    outside = "extends: gpt3_20b\ntokens: 1e9\ncandidates: [{strategy: 3d, system: dgx-h100, gpus: 8}]\n"
+    Path("outside.yaml").write_text(outside, "utf-8")
     Path("table.csv").write_text("m,n\n1,2\n", "utf-8")
     Path("bytes.csv").write_bytes(b"\xff\xfe")
     Path("empty.json").write_text("{}", "utf-8")
