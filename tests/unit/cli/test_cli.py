@@ -67,13 +67,6 @@ def test_a_limit_ends_every_verb_that_computes_with_its_own_exit_code(
     refused(perfsim(*arguments), 4, "stopped after", arguments[-2])
 
 
-def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
-    refused(
-        perfsim("sweep", "sweep.yaml", "--jobs", "2", "--max-events", "3"), 4, "0 of 4 points are finished"
-    )
-    assert perfsim("sweep", "sweep.yaml", "--jobs", "1").exit_code == 0
-
-
 def test_the_first_words_say_version_usage_and_where_to_start(perfsim: Run) -> None:
     assert "perfsim study gpt3_20b --compare 3d,weight-streaming" in perfsim("--help").stdout
     assert perfsim("--version").stdout == f"perfsim, version {__version__}\n"
@@ -395,21 +388,6 @@ def test_run_prints_what_runs_the_layout(perfsim: Run) -> None:
     emitted = document(perfsim(*point, "deepspeed", "--json"))["emitted"]
     assert json.loads(emitted)["train_micro_batch_size_per_gpu"] == 2
     refused(perfsim(*point, "modelzoo"), 2, "trains on wafers")
-
-
-@pytest.mark.parametrize(
-    ("device", "system", "constants"),
-    [("a100-sxm4-80gb", "dgx-a100-80gb", "a100-sxm4"), ("wse-2", "cs-2", "wse-2")],
-)
-def test_a_machine_without_constants_has_those_of_the_nearest(
-    perfsim: Run, elsewhere: Path, device: str, system: str, constants: str
-) -> None:
-    (elsewhere / "bare.yaml").write_text(f"extends: {device}\ncalibration: null\n", encoding="utf-8")
-    described = elsewhere / "system.yaml"
-    described.write_text(f"extends: {system}\ndevice: bare.yaml\n", encoding="utf-8")
-    result = perfsim("run", "--model", "cerebras_gpt_111m", "--devices", "8", "--system", described)
-    assert result.exit_code == 0
-    assert f"no measurement of bare: the constants of {constants}" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("system", [NO_HOST, "mi355x-288gb"])

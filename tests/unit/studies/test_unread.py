@@ -20,6 +20,8 @@ from perfsim.studies.loading import changed_study, load_study
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "batch": 64}
 GPUS = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}
 STUDY = "extends: gpt3_20b\n"
+GRID = "title: t\nstudy: gpt3_20b\ngrid:\n"
+GPU = "strategy: 3d, system: dgx-h100, devices: 8"
 WAFER_ONLY = f"{STUDY}candidates: [{{strategy: weight-streaming, system: cs-2, devices: 4}}]\n"
 
 
@@ -99,21 +101,15 @@ def test_what_all_candidates_share_is_for_those_that_read_it(tmp_path: Path) -> 
     [
         (f"{WAFER_ONLY}runs_on: megatron\n", r"asked.yaml:3:1: runs_on changes nothing on cs-2"),
         (f"{WAFER_ONLY}memory_limit: 0.5\n", r"asked.yaml:3:1: memory_limit changes nothing"),
+        (WAFER_ONLY.replace("}", ", runs_on: megatron}"), r"asked.yaml:2:\d+: runs_on: megatron does not"),
+        (WAFER_ONLY.replace("}", ", wall_clock: gpu-cluster}"), "is of a gpu-cluster; cs-2 is a wafer"),
         (
-            WAFER_ONLY.replace("}", ", runs_on: megatron}"),
-            r"asked.yaml:2:\d+: runs_on: megatron does not train",
+            f"{STUDY}candidates: [{{{GPU}, wall_clock: cs-2}}]\n",
+            "of a wafer-cluster; dgx-h100 is a gpu-cluster",
         ),
         (
-            WAFER_ONLY.replace("}", ", wall_clock: gpu-cluster}"),
-            "gpu-cluster is of a gpu-cluster; cs-2 is a wafer",
-        ),
-        (
-            f"{STUDY}candidates: [{{strategy: 3d, system: dgx-h100, devices: 8, wall_clock: cs-2}}]\n",
-            "wall clock cs-2 is of a wafer-cluster; dgx-h100 is a gpu-cluster",
-        ),
-        (
-            f"title: t\nstudy: gpt3_20b\ngrid:\n  {WAFER_ONLY.removeprefix(STUDY)}  memory_limit: [0.5]\n",
-            "grid: memory_limit changes nothing on cs-2",
+            f"{GRID}  {WAFER_ONLY.removeprefix(STUDY)}  memory_limit: [0.5]\n",
+            "grid: memory_limit changes nothing",
         ),
     ],
 )
