@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,8 +131,8 @@ def test_arrays_give_what_scalars_give_and_broadcast_in_chunks_without_a_seam(a1
     assert [many[8999], many[4096]] == [a100.time_s(m, 1024, 1024) for m in (9000, 4097)]
 
 
-@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, float("nan"))])
-def test_a_size_that_is_not_positive_is_refused(a100: GemmModel, sizes: tuple[float, float, float]) -> None:
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, float("nan")), (1, [5, 0], 1)])
+def test_a_size_that_is_not_positive_is_refused(a100: GemmModel, sizes: tuple[Any, Any, Any]) -> None:
     with pytest.raises(InputError, match="positive m, n, k"):
         a100.time_s(*sizes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.testing import toys
+from perfsim.work import EMBEDDING, HEAD
 from perfsim.work.counts import parameters
 
 CPU = ParallelLayout(offload_optimizer="cpu")
@@ -119,6 +121,13 @@ def test_with_a_fast_host_the_step_is_that_without_offload() -> None:
     usual, _ = run(toys.job(8), without, on)
     assert trace.step_time_s <= usual.step_time_s
     assert trace.step_time_s == pytest.approx(usual.step_time_s, rel=0.05)
+
+
+def test_a_lone_rank_loads_every_block_forward_and_all_but_the_embedding_backward() -> None:
+    graph = toys.plan("3d", toys.job(1, num_layers=2), INFINITY, system()).graph()
+    loaded = Counter(task.block for task in graph.tasks() if task.work.op == "host.load")
+    steps = len(graph.step_ends)
+    assert loaded == {EMBEDDING: steps, HEAD: 2 * steps, 0: 2 * steps, 1: 2 * steps}
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
