@@ -178,11 +178,11 @@ def _notes(result: answers.StudyResult) -> Iterator[str]:
     frameworks: dict[str, dict[str, None]] = {}
     for own in result.candidates:
         if own.training:
-            names = frameworks.setdefault(own.training.settings, {})
-            if own.training.framework:
-                names[f"{own.training.framework} on {own.system}"] = None
+            framework = own.training.framework
+            ran = f"framework {framework} on {own.system}" if framework else f"on {own.system}"
+            frameworks.setdefault(own.training.settings, {})[ran] = None
     for settings, names in frameworks.items():
-        yield f"trained by {settings}" + (f"; framework {', '.join(names)}" if names else "")
+        yield f"trained by {settings}; {', '.join(names)}"
     for name, own in text.named(result.candidates):
         rows = text.ranks(own.ranks)
         # A proven layout that is also the fastest of all needs no line.

@@ -362,7 +362,9 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
     if name not in defaults:
         others = {**SHORT_NAMES, **OTHER_NAMES}
         known = [*(other for other, long in others.items() if long in defaults), *defaults]
-        raise LayoutError([Problem("unknown name", help=did_you_mean(name, known))])
+        shown = re.match(rf"({'|'.join(known)})(\d+)", name)  # as tables show it
+        hint = f"write {shown[1]}={shown[2]}, with commas" if shown else did_you_mean(name, known)
+        raise LayoutError([Problem("unknown name", help=hint)])
     kind = get_type_hints(layout_type)[name]
     if kind is str:
         return value

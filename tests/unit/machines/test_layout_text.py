@@ -85,6 +85,7 @@ def test_everything_wrong_is_listed_with_a_mend() -> None:
         (GPUS, "pp=2,pipeline_layout=nonsense", r"3-4-3, or stages such as Et\*3\|t\*4\|t\*3L"),
         (GPUS, "pipeline_stages=Et|tL", r"unknown name(.|\n)*known: .*pipeline_layout"),
         (GPUS, "spill=true", "'spill=true': unknown name"),
+        (GPUS, "tp8 pp2", "write tp=8, with commas"),
         (GPUS, ",", "layout ',' sets nothing"),
         (WAFERS, "tp=2", "'tp=2': unknown name"),
         ("gpu-clusters", "", "did you mean `gpu-cluster`"),
