@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 RULE: Mapping[str, str] = {
     "schedule": "order of the passes of micro-batches; a single stage has none",
-    "joined": "whether rows travel to experts while another micro-batch computes",
+    "passes": "whether rows travel to experts while another micro-batch computes",
     "zero_stage": "what replicas shard",
     "recompute": "none, selective or full, of all layers of a rank or of some",
     "precision": "class of the matrix products: 16-bit, fp8, ...",
     "generation": "of the devices' chips",
 }
 """Axes of a kind of layout."""
+JOINED = "joined passes"
 MOST = 1
 """Axes in which a proven layout differs from a published kind at most."""
 DEGREES = {"tensor": "tp", "context": "cp", "expert": "ep"}
@@ -86,21 +87,19 @@ class Kind(NamedTuple):
 def _written(axis: str, value: Hashable) -> str:
     """`ZeRO 1`, `no pipeline`, `recompute full`."""
     names = {"zero_stage": "ZeRO ", "recompute": "recompute "}
-    if axis == "joined":
-        return "joined passes" if value is True else "passes apart"
     return "no pipeline" if value == "" else f"{names.get(axis, '')}{value}"
 
 
 def settings_of(layout: ParallelLayout) -> tuple[str, int, str]:
     """The axes of a kind that a layout says: schedule (empty: a single stage), ZeRO stage and recompute."""
     part = " of some layers" if layout.recompute_every > 1 else ""
-    schedule = layout.schedule if layout.pipeline > 1 or _joins(layout.schedule) else ""
+    schedule = layout.schedule if layout.pipeline > 1 or _passes(layout.schedule) == JOINED else ""
     return schedule, layout.zero_stage, layout.recompute + part
 
 
-def _joins(schedule: str) -> bool:
-    """Whether a schedule joins forwards to backwards."""
-    return schedule in SCHEDULES and SCHEDULES[schedule].has("joins")
+def _passes(schedule: str) -> str:
+    """How forwards and backwards of a schedule run; a single stage has none."""
+    return JOINED if schedule in SCHEDULES and SCHEDULES[schedule].has("joins") else "passes apart"
 
 
 def degrees_of(layout: ParallelLayout) -> tuple[int, ...]:
@@ -116,7 +115,7 @@ def kinds_of(runs: Iterable[Reached]) -> tuple[Kind, ...]:
         if run.kind == "gpu-cluster":
             schedule, *others = run.settings
             chips = run.generation or run.constants
-            axes = schedule, _joins(schedule), *others, run.precision_class, chips
+            axes = schedule, _passes(schedule), *others, run.precision_class, chips
             kind = Kind(run.experts, axes, tuple((degree, degree) for degree in run.degrees))
             alike.setdefault(kind[:2], []).append(kind)
             spans.setdefault(kind.spanned, []).append(kind.degrees)
@@ -154,7 +153,7 @@ class Novelty:
         own = []
         for layout in layouts:
             schedule, *others = settings_of(layout)
-            axes = schedule, _joins(schedule), *others, precision, generation
+            axes = schedule, _passes(schedule), *others, precision, generation
             own.append(Kind(experts, axes, tuple((degree, degree) for degree in degrees_of(layout))))
         known = [kind for kind in published or published_kinds() if kind.experts == experts]
         if not known:

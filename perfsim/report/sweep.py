@@ -105,7 +105,7 @@ def sweep_lines(result: SweepResult) -> list[str]:
         *(points.lines() if result.feasible else []),
         *text.caveat_lines(shown, len(shown) + len(rest)),
         "",
-        *text.paragraphs(result.verdict, _of_the_wall(result)),
+        *text.paragraphs(*result.said, _of_the_wall(result)),
     ]
 
 

@@ -151,7 +151,8 @@ class WallClockSpec(CatalogSpec):
             )
         of_failures = dict.fromkeys(("restart", "repair"), "failures_per_node_day")
         for name, read_with in {"weight_bytes": "weight_rate", **of_failures}.items():
-            if name in self.model_fields_set and getattr(self, name) and getattr(self, read_with) is None:
+            usual = type(self).model_fields[name].default
+            if getattr(self, name) != usual and getattr(self, read_with) is None:
                 raise ValueError(f"{name} has no effect without {read_with}: write that as well")
         if self.spares is not None and not any(domain.repair for domain in failing):
             raise ValueError("spares: write repair and failures_per_node_day as well")

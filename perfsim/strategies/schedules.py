@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Literal, NamedTuple
 
 from perfsim.base.errors import DeadlockError, LayoutError, Problem
@@ -152,10 +152,11 @@ class Placement:
         while any(waiting):
             before = len(merged)
             for slots in waiting:
-                while slots and all(self.reads(slot) in done for slot in _next(slots)):
-                    for slot in _next(slots):
+                while slots and all(self.reads(slot) in done for slot in islice(slots, 1 + slots[0].joined)):
+                    for _ in range(1 + slots[0].joined):
+                        slot = slots.popleft()
                         done.add((slot.which, self.places[slot.stage][slot.chunk], slot.microbatch))
-                        merged.append(slots.popleft())
+                        merged.append(slot)
             if len(merged) == before:
                 stuck = [slots[0] for slots in waiting if slots]
                 raise DeadlockError(self._deadlock(stuck, before, sum(map(len, orders))))
@@ -179,11 +180,6 @@ class Placement:
         if len(stuck) > _MOST_STAGES:
             lines.append(f"  and {len(stuck) - _MOST_STAGES} more stages")
         return "\n".join(lines)
-
-
-def _next(slots: Sequence[Slot]) -> list[Slot]:
-    """The first slot of a rank, with the slot that it is joined to."""
-    return [slots[number] for number in range(1 + slots[0].joined)]
 
 
 # One row of the table.

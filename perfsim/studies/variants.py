@@ -429,11 +429,15 @@ class SweepResult:
         return shared_caveats([point.prediction for point in self.feasible])
 
     @cached_property
+    def said(self) -> Sequence[str]:
+        """The sentences of the verdict."""
+        trust = confidence(self.caveats) if self.feasible else ""
+        return [*self.sentences, *([f"{trust[0].upper()}{trust[1:]}."] if trust else [])]
+
+    @property
     def verdict(self) -> str:
         """The sentences that answer the sweep's question, the worst caveat last."""
-        trust = confidence(self.caveats) if self.feasible else ""
-        said = [f"{trust[0].upper()}{trust[1:]}."] if trust else []
-        return " ".join([*self.sentences, *said])
+        return " ".join(self.said)
 
     def head(self) -> dict[str, Any]:
         """What a document says besides the points."""
@@ -482,10 +486,8 @@ def _first_at_each(target: Sequence[Series]) -> str:
     first, outcome = min(taken, key=lambda pair: pair[1].wall_s.typical)
     unit, scale = time_unit(outcome.wall_s.typical)
     said = [f"{first.named}: first, after {number(outcome.wall_s.typical / scale)} {unit} on the wall"]
-    for words, name, per in (
-        ("power", "energy_kwh", "kWh"),
-        ("money an hour", "money", first.study.prices.currency),
-    ):
+    kinds = ("power", "energy_kwh", "kWh"), ("money an hour", "money", first.study.prices.currency)
+    for words, name, per in kinds:
         known = [(spread, point) for point, one in taken if (spread := getattr(one, name)) is not None]
         if len(known) == len(taken):
             spread, least = min(known, key=lambda pair: pair[0].typical)

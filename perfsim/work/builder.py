@@ -224,10 +224,11 @@ class GraphBuilder:
         first_task = self._num_tasks + offsets(lengths[slots.template])
         first_tensor = self._num_tensors + offsets(tensors[slots.template])
         stamped = Stamped(templates, slots.template, first_task[:-1], first_tensor[:-1])
-        columns = _stamped_columns(slots, stamped, int(first_task[-1]) - self._num_tasks)
+        count = int(first_task[-1]) - self._num_tasks
+        columns = _stamped_columns(slots, stamped, count)
         if joined:
             ends = [work.category == closes for work in self._works]
-            order = _in_turns(stamped, np.array(joined), ends) - self._num_tasks
+            order = _in_turns(stamped, np.array(joined), ends, count)
             columns, moved = _reordered(columns, order, self._num_tasks, self._num_tensors)
             stamped = stamped._replace(moved=moved)
         self._chunks.append(columns)
@@ -314,10 +315,9 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
     return columns
 
 
-def _in_turns(stamped: Stamped, joined: Ints, ends: Sequence[bool]) -> Ints:
-    """All tasks, those of joined slots in turns: of the second slot first, if it has several."""
-    lengths = np.array([len(template) for template in stamped.templates])[stamped.template]
-    order: Ints = np.repeat(stamped.first_task, lengths) + np.concatenate([*map(np.arange, lengths)])
+def _in_turns(stamped: Stamped, joined: Ints, ends: Sequence[bool], count: int) -> Ints:
+    """The `count` tasks, those of joined slots in turns: of the second slot first, if it has several."""
+    order = np.arange(count)
     pairs = np.stack([stamped.template[joined], stamped.template[joined + 1]])
     for pair in np.unique(pairs, axis=1).T:
         first, second = (stamped.templates[number] for number in pair)
@@ -325,8 +325,8 @@ def _in_turns(stamped: Stamped, joined: Ints, ends: Sequence[bool]) -> Ints:
         if len(turns[1]) > 1:
             turns.reverse()
         local = [*chain.from_iterable(chain.from_iterable(zip_longest(*turns, fillvalue=())))]
-        begin = stamped.first_task[joined[(pairs == pair[:, None]).all(axis=0)]][:, None]
-        order[begin - stamped.first_task[0] + np.arange(len(local))] = begin + np.array(local)
+        begin = stamped.first_task[joined[(pairs == pair[:, None]).all(axis=0)]] - stamped.first_task[0]
+        order[begin[:, None] + np.arange(len(local))] = begin[:, None] + np.array(local)
     return order
 
 

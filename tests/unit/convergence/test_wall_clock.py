@@ -55,6 +55,8 @@ def test_parts_add_up_and_every_range_is_in_order(name: str, nodes: int) -> None
         assert getattr(total, end) == pytest.approx(sum(getattr(part, end) for part in parts))
     assert all(part.low_s <= part.typical_s <= part.high_s for part in (*parts, total))
     assert total.low_s >= run.time_s
+    read_again = WallClockSpec.model_validate(clock(name).model_dump())
+    assert read_again == clock(name)
 
 
 def test_checkpoints_and_first_weights_of_a_cs_2_take_what_its_logs_say() -> None:
