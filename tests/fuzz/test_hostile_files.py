@@ -218,9 +218,9 @@ def arguments_of(target: str, text: str) -> tuple[Sequence[str], str]:
             step = GPUS if "kind: gpu-cluster" in text or "extends: dgx" in text else WAFER
             return (*step, *XL, "--system", "INPUT"), ""
         case "hardware/wall_clocks":
-            machine = "weight-streaming, system: cs-2, devices: [1]"
-            if "gpu" in name:
-                machine = "3d, system: dgx-a100-80gb, devices: [8]"
+            machine = "3d, system: dgx-a100-80gb, devices: [8]"
+            if "system_kind: wafer" in text:
+                machine = "weight-streaming, system: cs-2, devices: [1]"
             study = (
                 "title: t\nquestion: q\nmodel: gpt3_xl\nrecipe: gpt3_20b_chinchilla\nbatch_sizes: [16]\n"
                 f"sampling: {{tasks: 0}}\ncandidates: [{{strategy: {machine}, wall_clock: INPUT}}]\n"
