@@ -243,12 +243,15 @@ def test_what_a_link_carries_bounds_what_its_switch_may_sum() -> None:
     assert bound >= 16 * GIB / 450e9
 
 
-def test_the_time_is_start_up_hops_and_bytes() -> None:
-    group = Group.even(8, 2 * DGX.fabric.nodes_per_leaf)
-    hops = 2 * 2 * (DGX.node.nic.latency + DGX.fabric.switch_latency)
+@pytest.mark.parametrize(
+    ("group", "levels"),
+    [(Group.even(8, 2 * DGX.fabric.nodes_per_leaf), 2), (Group.even(8, 2), 1), (Group.inside_node(8), 0)],
+)
+def test_the_time_is_start_up_hops_and_bytes(group: Group, levels: int) -> None:
+    hops = 2 * levels * (DGX.node.nic.latency + DGX.fabric.switch_latency)
     expected = 5e-6 + hops + 1e6 / 100e9
     assert expected < CollectiveModel.of_node(DGX.node, DGX.fabric).time_s("all_reduce", 1e6, group)
-    assert with_switches(across=100e9).time_s("all_reduce", 1e6, group) == pytest.approx(expected)
+    assert with_switches(100e9, 100e9).time_s("all_reduce", 1e6, group) == pytest.approx(expected)
 
 
 def of_one_ring(protocol: Any = None, **changes: Any) -> CollectiveModel:
