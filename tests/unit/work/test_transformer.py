@@ -172,6 +172,10 @@ def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(way: 
     eager = [sum(forward.values()), sum(backward.values())]
     passes = {"eager": eager, "merged": [eager[0] - 4 - 4 - 4, eager[1] - 4 - 4], "fused": [2, 2 + 2]}[way]
     assert moved == [number * B * 16 * VOCAB for number in passes]
+    wide = replace(whole, element_bytes=4)
+    assert head_kernels(wide, 16, "forward") == head_kernels(replace(wide, fused=()), 16, "forward"), (
+        "no cast"
+    )
 
 
 def test_biases_untied_tables_and_absent_positions_are_counted() -> None:

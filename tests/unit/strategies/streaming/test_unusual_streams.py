@@ -10,6 +10,8 @@ import perfsim as ps
 from perfsim.costs.gpu import GpuKernels
 from perfsim.costs.wafer import StreamCosts
 from perfsim.machines.wafer_cluster import WaferCluster
+from perfsim.prediction.planner import plan_of
+from perfsim.prediction.question import question_of
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
@@ -23,6 +25,13 @@ from perfsim.work.counts import parameters
 
 def predicted(model: str, system: str, devices: int, batch: int) -> ps.Prediction:
     return ps.predict(model=model, system=system, devices=devices, strategy="weight-streaming", batch=batch)
+
+
+def test_where_weights_and_states_are_is_said_in_gigabytes_and_from_a_thousand_on_in_terabytes() -> None:
+    plan = plan_of(question_of({"model": "gpt3_175b", "system": "cs-2", "devices": 1, "batch": 64}))
+    said = next(note for note in plan.notes if note.startswith("MemoryX holds"))
+    assert "349 GB of weights" in said
+    assert "1.4 TB of moments" in said
 
 
 @pytest.fixture(scope="module")
