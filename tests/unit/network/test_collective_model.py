@@ -249,9 +249,9 @@ def test_what_a_link_carries_bounds_what_its_switch_may_sum() -> None:
 )
 def test_the_time_is_start_up_hops_and_bytes(group: Group, levels: int) -> None:
     hops = 2 * levels * (DGX.node.nic.latency + DGX.fabric.switch_latency)
-    expected = 5e-6 + hops + 1e6 / 100e9
+    expected = 5e-6 + hops + 1e6 / (100e9 if levels else 120e9)
     assert expected < CollectiveModel.of_node(DGX.node, DGX.fabric).time_s("all_reduce", 1e6, group)
-    assert with_switches(100e9, 100e9).time_s("all_reduce", 1e6, group) == pytest.approx(expected)
+    assert with_switches(120e9, 100e9).time_s("all_reduce", 1e6, group) == pytest.approx(expected)
 
 
 def of_one_ring(protocol: Any = None, **changes: Any) -> CollectiveModel:

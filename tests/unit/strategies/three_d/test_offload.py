@@ -125,7 +125,9 @@ def test_with_a_fast_host_the_step_is_that_without_offload() -> None:
 
 def test_a_lone_rank_loads_every_block_forward_and_all_but_the_embedding_backward() -> None:
     graph = toys.plan("3d", toys.job(1, num_layers=2), INFINITY, system()).graph()
-    loaded = Counter(task.block for task in graph.tasks() if task.work.op == "host.load")
+    blocks = [task.block for task in graph.tasks() if task.work.op == "host.load"]
+    loaded = Counter(blocks)
+    assert blocks[:4] == [EMBEDDING, 0, 1, HEAD]
     steps = len(graph.step_ends)
     assert loaded == {EMBEDDING: steps, HEAD: 2 * steps, 0: 2 * steps, 1: 2 * steps}
 
