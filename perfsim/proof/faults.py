@@ -151,7 +151,7 @@ EXPLAINED = {
     r"buffer reused too early: layer\.fetch.* does not wait for head\.": (
         "The first fetch finds its buffer empty: this wait only delays the fetch, it frees no buffer."
     ),
-    r"buffer reused too early: layer\.forward.* does not wait for layer\.spill": (
+    r"buffer reused too early: layer\.forward.* does not wait for layer( \(dense\))?\.spill": (
         "The last layer's output waits for a buffer like the others, though it never leaves the wafer."
     ),
     r"buffer reused too early: (embedding\.backward|head\.).* does not wait for data\..* of embedding and": (

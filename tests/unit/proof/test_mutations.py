@@ -165,7 +165,7 @@ def test_a_survivor_is_explained_or_ends_with_exit_code_one(
 
 
 def test_explained_survivors_are_told_by_class() -> None:
-    name = "buffer reused too early: layer.forward[0] of layer 3 does not wait for layer.spill[0]"
+    name = "buffer reused too early: layer.forward[0] of layer 3 does not wait for layer (dense).spill[0]"
     assert _MutationTally(survivors=[name]).unexplained == []
     assert [row["count"] for row in _MutationTally(survivors=[name]).classes()] == [1]
 
