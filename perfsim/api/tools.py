@@ -171,7 +171,11 @@ def _prices(path: Path, catalog: Catalog) -> str:
     # A system of one's own stands next to its price, and is known by the name of its file.
     known = [*catalog.names("system"), *(other.stem for other in path.resolve().parent.glob("*.yaml"))]
     place = LocatedMapping.read(path, "prices", catalog).problem
-    if wrong := [place(("machines", name), *words) for name, *words in prices.strangers(known)]:
+    wrong = []
+    for name in sorted(prices.machines.keys() - set(known)):
+        unknown = UnknownNameError("system", name, dict.fromkeys(known)).problems[0]
+        wrong.append(place(("machines", name), f"prices: {unknown.message}", unknown.help))
+    if wrong:
         raise CatalogError(wrong)
     return prices.name
 

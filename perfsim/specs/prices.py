@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from perfsim.base.spec import CatalogSpec, Date, Name, Spec
-from perfsim.base.text import did_you_mean
 from perfsim.base.units import number
 from perfsim.specs.wall_clock import Range
 
@@ -86,13 +84,6 @@ class Prices(CatalogSpec):
         if self.pue is not None and min(ends(self.pue)) < 1:
             raise ValueError("pue: energy of the building over the energy of its machines, at least 1")
         return self
-
-    def strangers(self, systems: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-        """The names of machines that are none of these systems; what is said of each, and the nearest."""
-        known = list(dict.fromkeys(systems))
-        for name in self.machines:
-            if name not in known:
-                yield name, f"prices: unknown system `{name}`", did_you_mean(name, known)
 
 
 def ends(amount: Number | Range[float] | None) -> tuple[float, float, float]:

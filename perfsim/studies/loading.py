@@ -592,8 +592,10 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
 def _wrong_prices(study: StudySpec, candidates: Iterable[CandidateSpec], node: Node) -> Iterator[Problem]:
     """Prices of machines that are neither the study's own nor of the catalogue, at their place in it."""
     known = [*(own.system.name for own in candidates), *default_catalog().names("system")]
-    for name, *words in study.prices.strangers(known):
-        yield node.mark_at(("prices", "machines", name), of_key=True).problem(*words)
+    for name in sorted(study.prices.machines.keys() - set(known)):
+        wrong = UnknownNameError("system", name, dict.fromkeys(known)).problems[0]
+        at = node.mark_at(("prices", "machines", name), of_key=True)
+        yield at.problem(f"prices: {wrong.message}", wrong.help)
 
 
 def _wrong_machines(study: StudySpec, mapping: LocatedMapping) -> Iterator[Problem]:

@@ -82,7 +82,7 @@ MISTAKES = {
     ),
     "price": (
         f"{ON_GPUS}prices: {{machines: {{dgx-a100-80g: {{device_hour: 2}}}}}}\n",
-        "3:21: prices: unknown system `d",
+        "3:21: prices: unknown system 'd",
     ),
     "production": (f"{ON_GPUS}production: 7\n", "3:13: production: "),
     "assumption": (f"{ON_GPUS}assumed: {{recipe.toknes: ours}}\n", "3:11: assumed: recipe.toknes: `toknes`"),

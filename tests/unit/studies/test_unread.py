@@ -129,12 +129,12 @@ def test_a_measured_run_of_a_wafer_by_a_tool_of_gpus_is_refused_by_check_and_fai
 
 def test_prices_of_unknown_machines_are_refused_with_the_nearest(tmp_path: Path) -> None:
     text = "name: ours\nmachines:\n  dgx-h10: {device_hour: 2}\n"
-    assert "asked.yaml:3:3: prices: unknown system `dgx-h10`" in refused(tmp_path, text)
+    assert "asked.yaml:3:3: prices: unknown system 'dgx-h10'" in refused(tmp_path, text)
     file = tmp_path / "asked.yaml"
     assert "did you mean `dgx-h100`" in refused(tmp_path, f"{STUDY}prices: ./asked.yaml\n", "study.yaml")
-    with pytest.raises(InputError, match="unknown system `dgx-h10`"):
+    with pytest.raises(InputError, match="unknown system 'dgx-h10'"):
         ps.study("gpt3_20b", changes={"prices": str(file)})
-    with pytest.raises(InputError, match="unknown system `dgx-h10`"):
+    with pytest.raises(InputError, match="unknown system 'dgx-h10'"):
         ps.study({"extends": "gpt3_20b", "prices": {"machines": {"dgx-h10": {"device_hour": 2}}}})
     (tmp_path / "dgx-h10.yaml").write_text("extends: dgx-h100\n", encoding="utf-8")
     assert check(file).kind == "prices"
