@@ -390,8 +390,9 @@ def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] =
     candidates = tuple(
         own.model_copy(update={"price": given.get(own.system.name, own.price)}) for own in study.candidates
     )
-    if wrong := list(_wrong_prices(study, study.candidates, Node(Mark(""), {}))):
-        raise InputError(wrong)
+    machines = dict.fromkeys([*known, *default_catalog().names("system")])
+    for name in sorted(study.prices.machines.keys() - machines.keys()):
+        raise UnknownNameError("system", name, machines)
     every = study.prices.model_copy(update={"machines": study.prices.machines | given})
     return study.model_copy(update={"candidates": candidates, "prices": every})
 
