@@ -50,6 +50,7 @@ def _alike(word: str, names: Iterable[str]) -> list[str]:
         holding = sorted((name for name in folded if f"-{wanted}-" in f"-{name}-"), key=len)
         if near := [name for name in holding if name.startswith(wanted)][:1] or holding[:_MOST_ALIKE]:
             return [folded[name] for name in near]
+    # At 0.6, the usual ratio, names that share only an ending still match: vocab_size and world_size.
     return [folded[name] for name in difflib.get_close_matches(wanted, folded, n=1, cutoff=0.61)]
 
 

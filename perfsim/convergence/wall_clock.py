@@ -163,7 +163,7 @@ def stopped_share(spares: int, repairing: Sequence[tuple[int, FloatArray | float
         known = [(taken, np.log(np.multiply(load, taken, dtype=np.float64))) for taken, load in repairing]
     most = max((taken for taken, _ in known), default=1)
     none = np.asarray(-math.inf)
-    # Logs of weights, that of no node in repair first.
+    # Logarithms of the weights of the states; the state without a node in repair comes first.
     running = np.zeros(())
     stopped = none
     recent = deque([running], most)

@@ -37,7 +37,7 @@ RULE: Mapping[str, str] = {
     "generation": "of the devices' chips",
 }
 """Axes of a kind of layout."""
-JOINED = "joined passes"
+_JOINED = "joined passes"
 MOST = 1
 """Axes in which a proven layout differs from a published kind at most."""
 DEGREES = {"tensor": "tp", "context": "cp", "expert": "ep"}
@@ -93,13 +93,13 @@ def _written(axis: str, value: Hashable) -> str:
 def settings_of(layout: ParallelLayout) -> tuple[str, int, str]:
     """The axes of a kind that a layout says: schedule (empty: a single stage), ZeRO stage and recompute."""
     part = " of some layers" if layout.recompute_every > 1 else ""
-    schedule = layout.schedule if layout.pipeline > 1 or _passes(layout.schedule) == JOINED else ""
+    schedule = layout.schedule if layout.pipeline > 1 or _passes(layout.schedule) == _JOINED else ""
     return schedule, layout.zero_stage, layout.recompute + part
 
 
 def _passes(schedule: str) -> str:
     """How forwards and backwards of a schedule run; a single stage has none."""
-    return JOINED if schedule in SCHEDULES and SCHEDULES[schedule].has("joins") else "passes apart"
+    return _JOINED if schedule in SCHEDULES and SCHEDULES[schedule].has("joins") else "passes apart"
 
 
 def degrees_of(layout: ParallelLayout) -> tuple[int, ...]:

@@ -316,7 +316,7 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
 
 
 def _in_turns(stamped: Stamped, joined: Ints, ends: Sequence[bool], count: int) -> Ints:
-    """The `count` tasks, those of joined slots in turns: of the second slot first, if it has several."""
+    """The order of `count` tasks. Joined slots take turns; the second slot begins if it has several turns."""
     order = np.arange(count)
     pairs = np.stack([stamped.template[joined], stamped.template[joined + 1]])
     for pair in np.unique(pairs, axis=1).T:
