@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import chain, islice
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from perfsim.base.errors import DeadlockError, LayoutError, Problem
 from perfsim.base.text import did_you_mean
@@ -24,6 +24,7 @@ Pass = Literal["F", "B", "W"]
 
 B computes gradients of inputs and weights, or only of inputs where the schedule has W passes.
 """
+PASSES: tuple[Pass, ...] = get_args(Pass)
 
 
 class Slot(NamedTuple):
@@ -346,12 +347,7 @@ CHUNKS = 2
 # micro-batch repeat, and at the end the delayed W passes fill the drain.
 
 _LETTERS: dict[str, tuple[Pass, int]] = {
-    "f": ("F", 0),
-    "b": ("B", 0),
-    "w": ("W", 0),
-    "F": ("F", 1),
-    "B": ("B", 1),
-    "W": ("W", 1),
+    letter: (which, chunk) for which in PASSES for chunk, letter in enumerate((which.lower(), which))
 }
 """A letter for each pass: lower case for chunk 0, upper case for chunk 1."""
 

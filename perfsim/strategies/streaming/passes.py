@@ -132,14 +132,6 @@ class BlockWorks:
     spill: Work | None
     fetch: Work | None
 
-    def in_tree(self) -> BlockWorks:
-        """The same with gradients that stay in SwarmX to be summed."""
-        return replace(
-            self,
-            reduce=replace(self.reduce, op="reduce_in_tree"),
-            reduce_part=replace(self.reduce_part, op="reduce_in_tree_part"),
-        )
-
 
 # One pass of weight streaming, recorded once: a micro-batch forward and backward over the model.
 #
@@ -212,14 +204,14 @@ class _PassRecorder:
         hidden: list[int] = [samples.tensor]
         firsts = {group[0] for group in self._groups()}
         for number, works in enumerate(self.blocks):
-            if works.spill is not None and number in firsts and self.layout.recompute_layers:
+            if self.layout.recompute_layers and number in firsts:
                 self._spill(number, hidden[-1])
             weights = self._stream(number)
             # The end of the spill before the last makes room for one more tensor.
             room = [self.template.writer(out) for out in list(self.spilled.values())[-2:-1]]
             hidden.append(self._tasks(number, works.forward, weights, hidden[-1:], room)[-1])
             self.computed.append(hidden[-1])
-            if works.spill is not None and not self.layout.recompute_layers:
+            if not self.layout.recompute_layers:
                 self._spill(number, hidden[-1])
         self.template.output("sampled", hidden[1])
         del hidden[0]  # the samples: from here on the output of each block
@@ -379,37 +371,44 @@ class StreamedSteps:
         self.system = plan.topology.system
         self.store = Store(plan.job, self.system, plan.num_microbatches)
 
-    @property
-    def last_micro_batch(self) -> int:
-        """Sequences in the last micro-batch of a system, which may be smaller than the others."""
+    def sequences(self, *, last: bool) -> int:
+        """Sequences in a micro-batch of a system, of which the last of a step may have fewer."""
+        size = self.plan.layout.micro_batch_size
         per_system = -(-self.plan.job.global_batch_size // self.plan.layout.data)
-        return per_system - (self.plan.num_microbatches - 1) * self.plan.layout.micro_batch_size
+        return per_system - (self.plan.num_microbatches - 1) * size if last else size
 
-    def samples(self, micro_batch_size: int) -> Work:
-        """The transfer of one micro-batch of samples from the activation servers."""
-        n_bytes = micro_batch_size * self.plan.job.seq_length * self.system.activation_servers.bytes_per_token
+    def samples(self, *, last: bool) -> Work:
+        """The transfer of the samples of a micro-batch from the activation servers."""
+        tokens = self.sequences(last=last) * self.plan.job.seq_length
+        n_bytes = tokens * self.system.activation_servers.bytes_per_token
         samples = TensorClass("samples", n_bytes)
         return Work("samples.load", Kind.MEM_LOAD, "samples", "input", comm_bytes=n_bytes, writes=(samples,))
 
-    def blocks(self, micro_batch_size: int | None = None, chunks: int = 1) -> list[BlockWorks]:
-        """The works of every block in the order of the forward, split into `chunks`; one for layers alike."""
+    def blocks(self, *, last: bool = False, chunks: int = 1) -> list[BlockWorks]:
+        """The works of every block in the order of the forward, split into `chunks`; one for layers alike.
+
+        Before the `last` micro-batch of a step, gradients may stay in SwarmX to be summed.
+        """
         job = self.plan.job
         device = self.store.device
-        part = device.layer_slice(job, micro_batch_size or self.plan.layout.micro_batch_size)
+        part = device.layer_slice(job, self.sequences(last=last))
         positions = job.recipe.lm_head_positions or job.seq_length
         blocks = _blocks_of(part, positions, device, self.store.tiles)
-        return list(map(cache(partial(self._works_of, chunks=chunks)), blocks))
+        stays = not last and self.system.streaming.accumulate_at == "swarmx"
+        reduce = "reduce_in_tree" if stays else "reduce"
+        return list(map(cache(partial(self._works_of, chunks=chunks, reduce=reduce)), blocks))
 
-    def _works_of(self, block: _Block, chunks: int) -> BlockWorks:
-        """The classes of work of one block."""
+    def _works_of(self, block: _Block, chunks: int, reduce: str) -> BlockWorks:
+        """The classes of work of one block; `reduce` is what sums its gradients."""
         layout = self.plan.layout
         store = self.store
         whole = store.streamed_bytes(block.num_parameters, block.matrices)
         kept = store.kept(block.num_parameters, block.matrices)
         updated = store.kept(block.updated, block.matrices)
-        state_bytes = updated * store.state_in_flash_bytes
+        state = TensorClass("state", updated * store.state_in_flash_bytes)
         weights_in_flash = store.in_flash[WEIGHTS]
-        write_bytes = state_bytes + weights_in_flash * store.streamed_bytes(block.updated, block.matrices)
+        weight_bytes = weights_in_flash * store.streamed_bytes(block.updated, block.matrices)
+        written = TensorClass("state", state.n_bytes + weight_bytes)
         hidden = TensorClass("hidden", block.part.activation_bytes / chunks)
         gradients = TensorClass("gradients", kept * self.system.gradient_bytes / chunks)
         chunk = TensorClass("weights", whole / chunks)
@@ -427,36 +426,33 @@ class StreamedSteps:
             op = f"{block.op}.{which}"
             return Work(name, Kind.COMP, op, which, kernels=kernels, writes=writes, share=1.0 / chunks)
 
-        def move(which: str, op: str, category: str, moved: TensorClass, kind: Kind = Kind.MEM_LOAD) -> Work:
+        def move(which: str, op: str, category: str, moved: TensorClass, kind: Kind) -> Work:
             systems = RankGroup(0, 1, self.plan.topology.num_devices) if kind is Kind.COMM_COLL else None
             return Work(f"{block.name}.{which}", kind, op, category, (), moved.n_bytes, systems, (moved,))
 
-        def read(which: str, op: str, category: str, moved: TensorClass) -> Work | None:
-            return move(which, op, category, moved) if moved.n_bytes else None
-
-        def written(which: str, op: str, category: str, moved: TensorClass) -> Work | None:
-            return move(which, op, category, moved, Kind.MEM_STORE) if moved.n_bytes else None
+        def some(which: str, op: str, category: str, moved: TensorClass, kind: Kind) -> Work | None:
+            return move(which, op, category, moved, kind) if moved.n_bytes else None
 
         kernel = store.update_kernel(updated)
         accessed = TensorClass("weights", kernel.bytes_accessed)
         update = move("update", "memoryx_update", "update", accessed, Kind.MEM_STORE)
         recomputes = layout.recompute_layers and block.op == LAYER
         return BlockWorks(
-            load=move("load", "memoryx_read", "weight_stream", chunk),
+            load=move("load", "memoryx_read", "weight_stream", chunk, Kind.MEM_LOAD),
             broadcast=move("broadcast", "broadcast", "weight_stream", chunk, Kind.COMM_COLL),
             forward=compute("forward", block.forward, hidden),
             recompute=compute("recompute", block.forward, hidden) if recomputes else None,
             backward=compute("backward", block.backward, hidden, gradients),
-            reduce=move("reduce", "reduce", "gradient_stream", gradients, Kind.COMM_COLL),
-            reduce_part=move("reduce", "reduce_part", "gradient_stream", gradients, Kind.COMM_COLL),
+            reduce=move("reduce", reduce, "gradient_stream", gradients, Kind.COMM_COLL),
+            reduce_part=move("reduce", f"{reduce}_part", "gradient_stream", gradients, Kind.COMM_COLL),
             update=replace(update, kernels=(kernel,)),
-            stage=read("stage", "flash_read", "weight_stream", staged),
-            state_read=read("state_read", "flash_read", "update", TensorClass("state", state_bytes)),
-            state_write=written("state_write", "flash_write", "update", TensorClass("state", write_bytes)),
-            sum_read=read("sum_read", "flash_read", "gradient_stream", sums),
-            sum_write=written("sum_write", "flash_write", "gradient_stream", sums),
-            spill=written("spill", "spill", "spill", spilled),
-            fetch=read("fetch", "fetch", "spill", spilled),
+            stage=some("stage", "flash_read", "weight_stream", staged, Kind.MEM_LOAD),
+            state_read=some("state_read", "flash_read", "update", state, Kind.MEM_LOAD),
+            state_write=some("state_write", "flash_write", "update", written, Kind.MEM_STORE),
+            sum_read=some("sum_read", "flash_read", "gradient_stream", sums, Kind.MEM_LOAD),
+            sum_write=some("sum_write", "flash_write", "gradient_stream", sums, Kind.MEM_STORE),
+            spill=some("spill", "spill", "spill", spilled, Kind.MEM_STORE),
+            fetch=some("fetch", "fetch", "spill", spilled, Kind.MEM_LOAD),
         )
 
     def write(self, builder: GraphBuilder) -> None:
@@ -479,11 +475,8 @@ class StreamedSteps:
         distinct = list(dict.fromkeys(kinds))
         templates: list[Template] = []
         for kind in distinct:
-            size = self.last_micro_batch if kind.last else layout.micro_batch_size
-            blocks = self.blocks(size, layout.stream_chunks)
-            if not kind.last and self.system.streaming.accumulate_at == "swarmx":
-                blocks = list(map(cache(BlockWorks.in_tree), blocks))
-            of_pass = layout, self.system, kind, self.samples(size), blocks
+            blocks = self.blocks(last=kind.last, chunks=layout.stream_chunks)
+            of_pass = layout, self.system, kind, self.samples(last=kind.last), blocks
             templates.append(_PassRecorder(builder.template(), *of_pass).record())
         # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
         updated = np.where(index >= passes, index // passes * passes - 1, -1)

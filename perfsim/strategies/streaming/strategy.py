@@ -50,18 +50,16 @@ class _Estimate:
 
     def step_s(self) -> float:
         """All micro-batches, the last at its own size, and the bubble between two steps."""
-        full = self.pass_s(self.layout.micro_batch_size, last=False)
-        last = self.pass_s(self.steps.last_micro_batch, last=True)
+        full = self.pass_s(last=False)
+        last = self.pass_s(last=True)
         return (self.steps.plan.num_microbatches - 1) * full + last + self.bubble_s()
 
-    def pass_s(self, micro_batch_size: int, *, last: bool) -> float:
+    def pass_s(self, *, last: bool) -> float:
         """One micro-batch forward and backward, or the transfer of its samples where that takes longer."""
-        works = self.steps.blocks(micro_batch_size)
-        if not last and self.system.streaming.accumulate_at == "swarmx":
-            works = list(map(cache(BlockWorks.in_tree), works))
+        works = self.steps.blocks(last=last)
         both_ways = cache(lambda block: self.forward_s(block) + self.backward_s(block, last=last))
         computing = sum(map(both_ways, works))
-        samples = self.duration(self.steps.samples(micro_batch_size))
+        samples = self.duration(self.steps.samples(last=last))
         if last:
             return max(computing, samples)
         leaving = sum(map(cache(partial(self.up_s, last=False)), works))
@@ -138,7 +136,7 @@ class _Estimate:
         state. Servers with blocks of their own work in parallel. The weights of the first block are sent
         after all updates.
         """
-        works = self.steps.blocks(self.steps.last_micro_batch)
+        works = self.steps.blocks(last=True)
 
         @cache
         def seconds(block: BlockWorks) -> tuple[float, float, float]:

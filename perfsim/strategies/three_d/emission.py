@@ -9,7 +9,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from perfsim.specs.layout import ParallelLayout, Recompute
 from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.schedules import Pass, Placement, Slot, schedule_called
+from perfsim.strategies.schedules import PASSES, Pass, Placement, Slot, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import SHARDED, WAIT, Held, Replicas, norm_works
 from perfsim.strategies.three_d.division import Division
@@ -166,7 +166,6 @@ class RankShare:
 
 # The slots of the schedule.
 
-PASSES: tuple[Pass, ...] = get_args(Pass)
 FREED = ("freed0", "freed1", "freed2")
 """Outputs whose tasks free gradient buffers: see `StagePass`."""
 

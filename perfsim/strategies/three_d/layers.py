@@ -16,11 +16,10 @@ and an all-gather next to the product that reads it. What the product hides is a
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -175,9 +174,11 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Half(ABC):
+class Half:
     """Attention, or what follows it, of one layer on one rank: one task a pass, unless it overrides that."""
 
+    name: ClassVar[str]
+    """Its row of `_HALVES`."""
     part: LayerSlice
     device: str
     mode: Recompute
@@ -193,17 +194,18 @@ class Half(ABC):
         return False
 
     @property
-    @abstractmethod
     def repeats(self) -> bool:
         """Whether the recompute mode runs some of it again before its backward."""
+        _, again, _ = _HALVES[self.name]
+        return bool(again(self.part, self.mode))
 
     def ring_terms(self) -> dict[str, Sequence[Work]]:
         """The works of attention in a ring by the prices that they add to; none without one."""
         return {}
 
-    @abstractmethod
     def works(self, which: HalfPass) -> Sequence[Work]:
         """The works of a pass that run one after the other."""
+        return [_half_work(self.name, self.part, which, self.mode)]
 
     def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
         """Write the forward or its repetition; `block` is the number of the layer."""
@@ -234,12 +236,7 @@ class Half(ABC):
 class Attention(Half):
     """Attention of a rank that has all positions of its sequences."""
 
-    @property
-    def repeats(self) -> bool:
-        return bool(layer.attention_recompute(self.part, self.mode))
-
-    def works(self, which: HalfPass) -> Sequence[Work]:
-        return [_half_work("attention", self.part, which, self.mode)]
+    name = "attention"
 
     def backward(
         self, template: Template, which: Backward, reads: Sequence[int], block: int, after: Sequence[int] = ()
@@ -252,12 +249,7 @@ class Attention(Half):
 class Mlp(Half):
     """The MLP of a layer without experts."""
 
-    @property
-    def repeats(self) -> bool:
-        return bool(layer.mlp_recompute(self.part, self.mode))
-
-    def works(self, which: HalfPass) -> Sequence[Work]:
-        return [_half_work("mlp", self.part, which, self.mode)]
+    name = "mlp"
 
 
 # The sums of the tensor group, and the layer.
