@@ -10,16 +10,8 @@ from typing import Any
 
 from perfsim.base.errors import InputError, PerfsimError
 
-SINGULAR = {
-    "systems": "system",
-    "devices": "device",
-    "models": "model",
-    "recipes": "recipe",
-    "runtimes": "runtime",
-    "wall_clocks": "wall_clock",
-    "prices": "prices",
-    "studies": "study",
-}
+SINGULAR = {f"{kind}s": kind for kind in ("system", "device", "model", "recipe", "runtime", "wall_clock")}
+SINGULAR |= {"prices": "prices", "studies": "study"}
 KINDS = (*SINGULAR, "strategies")
 Rows = list[dict[str, str]]
 

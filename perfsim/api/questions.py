@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from html import escape
 from importlib import import_module
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from perfsim.base.errors import InputError, PerfsimError, within_floats
+from perfsim.base.files import writing
 from perfsim.catalog import Catalog
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.prediction import predict as predict_question
@@ -70,15 +70,6 @@ def names_of(given: Any, argument: str) -> list[str]:
     if not all(isinstance(name, str) for name in listed):
         raise InputError(f"{argument}: names such as ['3d', 'weight-streaming'] are expected, not {given!r}")
     return listed
-
-
-@contextmanager
-def writing(path: str | Path) -> Iterator[Path]:
-    """Turns what the file system refuses into a PerfsimError that names the path."""
-    try:
-        yield Path(path)
-    except OSError as error:
-        raise PerfsimError(f"{path}: {error.strerror or error}") from None
 
 
 # Answers as tables: rows for a notebook, and pandas frames where pandas is installed.

@@ -22,7 +22,7 @@ from perfsim.base.errors import (
     refused_values,
     within_floats,
 )
-from perfsim.base.files import must_exist, write_file
+from perfsim.base.files import must_exist
 from perfsim.base.units import parse_quantity
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file
 from perfsim.catalog.reader import KINDS as CATALOGUED
@@ -70,11 +70,6 @@ def schema_of(kind: str) -> dict[str, Any]:
 def _classes(kind: str) -> Sequence[type[BaseModel]]:
     """The classes of which a file of a kind describes one."""
     return (OWN[kind],) if kind in OWN else CATALOGUED[kind].classes
-
-
-def write_schemas(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
-    """Write one file per kind, `<kind>.schema.json`; creates the folder."""
-    return [write_file(folder / f"{kind}.schema.json", schema_text(schema_of(kind))) for kind in kinds]
 
 
 def schema_text(schema: dict[str, Any]) -> str:

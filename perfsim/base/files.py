@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from perfsim.base.errors import InputError, Problem
+from perfsim.base.errors import InputError, PerfsimError, Problem
 
 _NUMBERS = count()
 
@@ -45,6 +46,15 @@ def write_file(path: Path, content: str | bytes | Iterable[str]) -> Path:
 def _write_parts(path: Path, parts: Iterable[bytes]) -> None:
     with path.open("wb") as file:
         file.writelines(parts)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[Path]:
+    """Turns what the file system refuses into a PerfsimError that names the path."""
+    try:
+        yield Path(path)
+    except OSError as error:
+        raise PerfsimError(f"{path}: {error.strerror or error}") from None
 
 
 def must_exist(path: Path) -> None:

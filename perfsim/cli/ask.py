@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 
 from perfsim.base.errors import PerfsimError, PlanError
-from perfsim.base.files import check_folder, must_be_ours
+from perfsim.base.files import check_folder, must_be_ours, writing
 from perfsim.cli.options import (
     How,
     answers,
@@ -198,7 +198,6 @@ def _planned(study: str, names: list[str], how: How) -> list[str]:
 def _answer_comparison(name: str, how: How) -> None:
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
     from perfsim.api.answers import comparison
-    from perfsim.api.questions import writing
     from perfsim.report.table import plain
     from perfsim.report.validation import comparison_lines, write_comparison
 

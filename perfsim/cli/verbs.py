@@ -12,7 +12,7 @@ import click
 
 from perfsim.api import inventory
 from perfsim.base.errors import InputError, PerfsimError, UnknownNameError, refused_values, within_floats
-from perfsim.base.files import check_file, check_folder, must_be_ours, must_exist, write_file
+from perfsim.base.files import check_file, check_folder, must_be_ours, must_exist, write_file, writing
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli.options import (
     asks,
@@ -326,7 +326,6 @@ def _import(
     several MLPerf logs; Chakra traces, for a summary. The output says how many parameters the model has,
     which keys were not used, and what perfsim cannot express.
     """
-    from perfsim.api.questions import writing
     from perfsim.interop.formats import import_file
 
     if out is not None and not force:
@@ -481,14 +480,15 @@ def _must_pass(found: Mapping[str, Any], wrong: str) -> None:
 @path_option("--out", "Folder for <kind>.schema.json files. [default: standard output]", check_folder)
 def _schema(kind: str | None, out: Path | None) -> None:
     """Print or write the JSON Schema of a KIND of YAML file (device, model, study, ...), or of all."""
-    from perfsim.api.tools import KINDS, schema_of, schema_text, write_schemas
+    from perfsim.api.tools import KINDS, schema_of, schema_text
 
-    if out is not None:
-        for path in write_schemas(out, [kind] if kind else KINDS):
-            print_lines([f"Schema: {path}"])
+    schemas = {name: schema_of(name) for name in ([kind] if kind else KINDS)}
+    if out is None:
+        click.echo(schema_text(schemas[kind] if kind else schemas), nl=False)
         return
-    document = schema_of(kind) if kind else {name: schema_of(name) for name in KINDS}
-    click.echo(schema_text(document), nl=False)
+    for name, schema in schemas.items():
+        path = write_file(out / f"{name}.schema.json", schema_text(schema))
+        print_lines([f"Schema: {path}"])
 
 
 @verb("List what the catalogue holds, with sources.", "perfsim show models", "perfsim show systems dgx-h100")

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.base.errors import PerfsimError
-from perfsim.base.files import write_file
+from perfsim.base.files import write_file, writing
 from perfsim.engine.trace import Span, Trace
 from perfsim.work import WHOLE_DEVICE, Kind
 from perfsim.work.graph import block_name
@@ -225,18 +224,16 @@ class StepTrace:
         The same trace gives the same bytes. A name that ends in .et gives Chakra execution traces, one file
         for each class of ranks.
         """
-        try:
-            if Path(path).suffix == ".et":
+        with writing(path) as file:
+            if file.suffix == ".et":
                 from perfsim.interop.chakra import ExecutionTrace
 
-                return ExecutionTrace.write(self.run, Path(path))[0]
+                return ExecutionTrace.write(self.run, file)[0]
             encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
             body = ",\n".join(map(encode, _Events(self.run, self.links, self.shares)))
             simulated = self.run.simulated
             about = encode({"simulated": None if simulated is None else simulated._asdict()})
             data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()
-            if Path(path).suffix == ".gz":
+            if file.suffix == ".gz":
                 data = gzip.compress(data, compresslevel=5, mtime=0)
-            return write_file(Path(path), data)
-        except OSError as error:
-            raise PerfsimError(f"{path}: {error.strerror or error}") from None
+            return write_file(file, data)

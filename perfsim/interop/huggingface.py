@@ -124,6 +124,11 @@ def _biases(read: Read) -> Fields:
     return dict.fromkeys(("bias", "attention_bias", "output_bias"), read)
 
 
+_AS_LLAMA = (
+    "llama mistral mixtral ministral internlm3 baichuan yi Yi deepseek granite granitemoe smollm3 aquila "
+    "llama4_text arcee exaone helium apertus seed_oss ernie4_5 hunyuan_v1_dense dbrx phi3 deepseek_v2 "
+    "deepseek_v3 kimi_k2"
+)
 FALCON: Fields = {
     **_biases(_flag("bias")),
     "position_embedding": _if("alibi", "alibi", "rotary"),
@@ -204,34 +209,17 @@ FAMILIES: Mapping[str, Fields] = {
         "parts": lambda s: {"attention sinks": s.ours["model.num_layers"] * s.ours[_HEADS]},
     },
     **dict.fromkeys(("bert", "roberta"), BERT),
-    **dict.fromkeys(
-        (
-            *("llama", "mistral", "mixtral", "ministral", "internlm3", "baichuan", "yi", "Yi", "deepseek"),
-            *("granite", "granitemoe", "smollm3", "aquila", "llama4_text", "arcee", "exaone", "helium"),
-            *("apertus", "seed_oss", "ernie4_5", "hunyuan_v1_dense", "dbrx", "phi3"),
-            *("deepseek_v2", "deepseek_v3", "kimi_k2"),
-        ),
-        LLAMA,
-    ),
+    **dict.fromkeys(_AS_LLAMA.split(), LLAMA),
 }
-
-OTHER_KINDS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "whisper", "marian", "longt5", "m2m_100"),
-        "an encoder with a decoder",
-    ),
-    **dict.fromkeys(
-        ("mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv5", "xlstm"), "a model without attention"
-    ),
-    **dict.fromkeys(
-        ("jamba", "bamba", "zamba", "zamba2", "nemotron_h", "recurrent_gemma", "qwen3_next", "falcon_h1"),
-        "a model with recurrent layers",
-    ),
-    **dict.fromkeys(("vit", "clip", "siglip", "dinov2", "wav2vec2", "swin", "convnext"), "no language model"),
+_NOT_DESCRIBED = {
+    "an encoder with a decoder": "t5 mt5 umt5 bart mbart pegasus whisper marian longt5 m2m_100",
+    "a model without attention": "mamba mamba2 falcon_mamba rwkv rwkv5 xlstm",
+    "a model with recurrent layers": "jamba bamba zamba zamba2 nemotron_h recurrent_gemma qwen3_next "
+    "falcon_h1",
+    "no language model": "vit clip siglip dinov2 wav2vec2 swin convnext",
 }
+OTHER_KINDS = {family: kind for kind, families in _NOT_DESCRIBED.items() for family in families.split()}
 """What is not described at all, by `model_type`."""
-
-
 TEXT = ("text_config", "llm_config", "language_config")
 """Sections that hold the language model of a model for several media."""
 METADATA = ("architectures", "model_type", "transformers_version", "_name_or_path", "torch_dtype", "dtype")

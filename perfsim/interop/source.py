@@ -98,8 +98,10 @@ class Source:
         except RecursionError:
             self.refuse("nested too deeply")
         except (ValueError, TypeError, OverflowError, LookupError, AttributeError, yaml.YAMLError) as error:
-            words, line = _fault(error)
-            self.refuse(f"malformed {syntax.upper()}: {words}", line=line)
+            words = getattr(error, "problem", None) or getattr(error, "msg", None) or str(error)
+            lines = re.findall(r"line (\d+)", str(error))
+            first_words = words.split("\n")[0]
+            self.refuse(f"malformed {syntax.upper()}: {first_words}", line=int(lines[-1]) if lines else 0)
 
     @cached_property
     def documents(self) -> Mapping[Syntax, Any]:
@@ -112,13 +114,6 @@ class Source:
 
     def _not_finite(self, name: str) -> NoReturn:
         self.refuse(f"{name} is not a finite number", line=self.line_of(name))
-
-
-def _fault(error: Exception) -> tuple[str, int]:
-    """What a parser complains of, and at which line; 0 for the file as a whole."""
-    words = getattr(error, "problem", None) or getattr(error, "msg", None) or str(error)
-    lines = re.findall(r"line (\d+)", str(error))
-    return words.split("\n")[0], int(lines[-1]) if lines else 0
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,13 +1,14 @@
 """Optimizers: one row each, from which memory, kernels, MemoryX, other tools and proofs read.
 
-No reader has a default: an optimizer that is not in the table is refused with the recipe.
+No reader has a default: an optimizer that is not in the table is refused with the recipe. A row is whole, or
+written as its differences from Adam.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 SCALE_BLOCK = 2048
 """Numbers of 8-bit moments with one scale in fp32 [2110.02861]."""
@@ -39,53 +40,44 @@ class _Optimizer:
     modelzoo: str | None
 
 
-_NO_TOOL: dict[str, str | None] = dict.fromkeys(("megatron", "deepspeed", "neox", "torchtitan", "modelzoo"))
+_NO_TOOL: dict[str, Any] = dict.fromkeys(("megatron", "deepspeed", "neox", "torchtitan", "modelzoo"))
+_ADAM = _Optimizer(  # 1412.6980
+    moments=2,
+    matrix_moments=2,
+    moment_bytes=None,
+    orthogonalisations=0,
+    update_flop=15.0,
+    memoryx_moments=True,
+    executed=True,
+    megatron="adam",
+    deepspeed="Adam",
+    neox="adam",
+    torchtitan="Adam",
+    modelzoo="Adam",
+)
 OPTIMIZERS: Mapping[str, _Optimizer] = {
-    "adam": _Optimizer(  # 1412.6980
-        moments=2,
-        matrix_moments=2,
-        moment_bytes=None,
-        orthogonalisations=0,
-        update_flop=15.0,
-        memoryx_moments=True,
-        executed=True,
-        megatron="adam",
-        deepspeed="Adam",
-        neox="adam",
-        torchtitan="Adam",
-        modelzoo="Adam",
-    ),
-    "adamw": _Optimizer(
-        moments=2,
-        matrix_moments=2,
-        moment_bytes=None,
-        orthogonalisations=0,
+    "adam": _ADAM,
+    "adamw": replace(
+        _ADAM,
         update_flop=17.0,
-        memoryx_moments=True,
         executed=False,
-        megatron="adam",  # Megatron's adam decouples weight decay
-        deepspeed="AdamW",
+        deepspeed="AdamW",  # Megatron's adam decouples weight decay
         neox="adamw",
         torchtitan="AdamW",
         modelzoo="AdamW",
     ),
-    "adam8bit": _Optimizer(  # 2110.02861
-        moments=2,
-        matrix_moments=2,
+    "adam8bit": replace(  # 2110.02861
+        _ADAM,
         moment_bytes=1.0 + 4.0 / SCALE_BLOCK,
-        orthogonalisations=0,
         update_flop=23.0,  # assumed: scaling, rounding and looking up a moment take two each way
-        memoryx_moments=True,
         executed=False,
         **_NO_TOOL,
     ),
-    "muon": _Optimizer(  # 2502.16982; Adam updates what is no matrix of a layer
-        moments=2,
+    "muon": replace(  # 2502.16982; Adam updates what is no matrix of a layer
+        _ADAM,
         matrix_moments=1,
-        moment_bytes=None,
         orthogonalisations=5,
         update_flop=15.0,  # assumed: momentum and step take no more than Adam's
-        memoryx_moments=True,
         executed=False,
         **(_NO_TOOL | {"megatron": "muon"}),
     ),

@@ -43,25 +43,22 @@ class Runs:
     until: str = ""
     """Month of the first release that has it no more; empty: the newest has it."""
 
-    def holds(self, layout: ParallelLayout, month: str) -> bool:
-        """Whether the value that a layout has runs with a release of this month; empty: with the newest."""
-        value = getattr(layout, self.axis)
-        released = not month or existed(self.since, month)
-        present = not self.until or (bool(month) and month < self.until)
-        within = self.values is None or value in self.values
-        return released and present and within and not any(self._lacking(layout))
+    def has(self, value: Any) -> bool:
+        """Whether a value of the axis is one of its own."""
+        return self.values is None or value in self.values
 
-    def _lacking(self, layout: ParallelLayout) -> Iterator[str]:
-        return (name for name, values in self.needs.items() if getattr(layout, name) not in values)
+    def refusal(self, layout: ParallelLayout, month: str) -> str:
+        """Why a value that it has does not run with a release of this month; empty where it does.
 
-    def reason(self, layout: ParallelLayout, month: str) -> str:
-        """Why a value that it has does not run with a release of this month."""
+        An empty month stands for the newest release.
+        """
         if month and not existed(self.since, month):
             return f"{self.release} of {self.since} is the first with {self.setting}"
         if self.until and not (month and month < self.until):
             return f"{self.setting} was removed in {self.until}"
-        others = " and ".join(f"{name} {written(getattr(layout, name))}" for name in self._lacking(layout))
-        return f"{self.setting} does not go with {others}"
+        lacking = [name for name, values in self.needs.items() if getattr(layout, name) not in values]
+        others = " and ".join(f"{name} {written(getattr(layout, name))}" for name in lacking)
+        return f"{self.setting} does not go with {others}" if others else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,28 +262,22 @@ class Limits:
 
     def lacks(self, layout: ParallelLayout) -> list[str]:
         """What it cannot run of a layout, in words; empty where it runs it."""
-        return [self._words(layout, axis) for axis in self._lacking(layout)]
+        return list(self._lacking(layout))
 
     def _lacking(self, layout: ParallelLayout) -> Iterator[str]:
-        """Axes in use of which no row holds the value."""
-        rows = TRAINERS[self.tool].rows
+        """Axes in use of which no row runs the value, each with the reason."""
         for axis in AXES:
             if not _in_use(layout, axis):
                 continue
-            if not any(row.axis == axis and row.holds(layout, self.month) for row in rows):
-                yield axis
-
-    def _words(self, layout: ParallelLayout, axis: str) -> str:
-        value = getattr(layout, axis)
-        rows = [row for row in TRAINERS[self.tool].rows if row.axis == axis]
-        near = [row for row in rows if row.values is None or value in row.values]
-        if near:
-            reason = near[-1].reason(layout, self.month)
-        else:
+            value = getattr(layout, axis)
+            rows = [row for row in TRAINERS[self.tool].rows if row.axis == axis]
+            refusals = [row.refusal(layout, self.month) for row in rows if row.has(value)]
+            if "" in refusals:
+                continue
             there = (row for row in rows if not self.month or existed(row.since, self.month))
             known = [written(one) for row in there for one in row.values or ()]
-            reason = f"its values are {', '.join(known)}" if known else "it has no setting for it"
-        return f"{axis} {written(value)}: {reason}"
+            values = f"its values are {', '.join(known)}" if known else "it has no setting for it"
+            yield f"{axis} {written(value)}: {[values, *refusals][-1]}"
 
 
 def _in_use(layout: ParallelLayout, axis: str) -> bool:
