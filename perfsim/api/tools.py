@@ -166,12 +166,10 @@ def _prices(path: Path, catalog: Catalog) -> str:
     # A system of one's own stands next to its price, and is known by the name of its file.
     known = [*catalog.names("system"), *(other.stem for other in path.resolve().parent.glob("*.yaml"))]
     place = LocatedMapping.read(path, "prices", catalog).problem
-    wrong = []
-    for name in sorted(prices.machines.keys() - set(known)):
-        unknown = UnknownNameError("system", name, dict.fromkeys(known)).problems[0]
-        wrong.append(place(("machines", name), f"prices: {unknown.message}", unknown.help))
-    if wrong:
-        raise CatalogError(wrong)
+    if wrong := prices.unknown(known):
+        raise CatalogError(
+            [place(("machines", name), f"prices: {said.message}", said.help) for name, said in wrong.items()]
+        )
     return prices.name
 
 

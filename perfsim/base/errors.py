@@ -207,6 +207,16 @@ class VerificationError(PerfsimError):
     """A sampled GEMM differs from the unpartitioned product; a defect of a strategy."""
 
 
+def attempt(answer: Callable[[], Answer]) -> Answer | PerfsimError:
+    """An answer, or why an item has none: the one place that decides. Only a limit is raised and ends all."""
+    try:
+        return answer()
+    except LimitError:
+        raise
+    except PerfsimError as error:
+        return error
+
+
 def within_floats(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
     """A function that raises PerfsimError where its arithmetic overflows or has no result.
 

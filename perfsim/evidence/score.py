@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from perfsim.base.errors import LimitError, PerfsimError
+from perfsim.base.errors import LimitError, PerfsimError, attempt
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog
 from perfsim.convergence.critical_batch import HyperbolaFit
 from perfsim.evidence.cases import CaseRows, ConvergenceCase, PlacedCase, StepCase, mapped
@@ -28,7 +28,6 @@ from perfsim.evidence.fitting import weighted_quantile
 from perfsim.evidence.production import ScalingFile
 from perfsim.evidence.step_fit import GpuRun, wafer_step_s
 from perfsim.prediction.bands import Accuracy, Traits, left_out_of, recorded_errors
-from perfsim.prediction.question import Question
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 
@@ -341,24 +340,15 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
         raise
     except PerfsimError as error:
         return replace(run, failure=str(error))
+    asked_s = attempt(lambda: PlacedCase.of(case, case.as_asked(question)).evaluation.step_time_s)
     return replace(
         run,
         predicted_s=evaluation.step_time_s,
-        asked_s=_asked_s(case, question),
+        asked_s=None if isinstance(asked_s, PerfsimError) else asked_s,
         band=CaseBand.of(placed),
         hidden_communication=evaluation.hidden_communication_fraction,
         peak_gib=evaluation.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
     )
-
-
-def _asked_s(case: StepCase, described: Question) -> float | None:
-    """The step time of a case as users ask it; None where that cannot be predicted."""
-    try:
-        return PlacedCase.of(case, case.as_asked(described)).evaluation.step_time_s
-    except LimitError:
-        raise
-    except PerfsimError:
-        return None
 
 
 def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:

@@ -216,11 +216,6 @@ class Reached(NamedTuple):
     degrees: Sequence[int] = ()
     """Of tensor, context and expert parallelism."""
 
-    @property
-    def precision_class(self) -> str:
-        """As `Traits.precision`."""
-        return precision_class(self.precision)
-
     @staticmethod
     @cache
     def recorded() -> tuple[Reached, ...]:
@@ -243,7 +238,7 @@ class Reached(NamedTuple):
         """
         attention = plan.job.runtime.attention
         alike = plan.system.device.name, precision_class(plan.job.recipe.precision)
-        every = [row for row in cls.recorded() if (row.device, row.precision_class) == alike]
+        every = [row for row in cls.recorded() if (row.device, precision_class(row.precision)) == alike]
         like = [row for row in every if row.attention == attention]
         large = [row for row in like if row.num_devices * LIKE_SCALE >= plan.topology.num_devices]
         kinds = {

@@ -15,7 +15,7 @@ from perfsim.base.spec import CHANGED
 from perfsim.costs.wafer import PEAK
 from perfsim.machines import machine_of
 from perfsim.machines.machine import is_borrowed
-from perfsim.prediction.bands import MARGIN, Hidden, Reached, Traits, unknowns_of
+from perfsim.prediction.bands import MARGIN, Hidden, Reached, Traits, precision_class, unknowns_of
 from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.why import Why
@@ -204,7 +204,7 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         words = f"{len(runs)} published runs{where}, at most {most:,} {machine_of(plan.system).unit}"
         yield Caveat("few-runs", severity, words)
     precision = Traits.of(plan).precision
-    published = {row.precision_class for row in runs}
+    published = {precision_class(row.precision) for row in runs}
     if precision not in published:
         others = ", ".join(sorted(published))
         words = f"no published run in {precision}; the constants were fitted to runs in {others}"

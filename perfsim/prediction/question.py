@@ -121,9 +121,12 @@ class Asked:
 
     @classmethod
     def instead(cls, path: str, known: Iterable[str]) -> str:
-        """What to write instead of a path that begins with no known name."""
+        """What to write instead of a path that begins with no known name or stands elsewhere, or nothing."""
+        root = path.partition(".")[0]
+        if root in known or misplaced(path):
+            return misplaced(path)
         place = cls.inside(path)
-        return f"write {place}" if place else did_you_mean(path.partition(".")[0], known)
+        return f"write {place}" if place else did_you_mean(root, known)
 
     def wrong(self, value: Any) -> Iterator[Problem]:
         """What is wrong with a value, as far as the declaration tells."""
@@ -486,8 +489,7 @@ def _check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
     problems = []
     for path, value in given.items():
         root, dot, _ = path.partition(".")
-        if root not in known or misplaced(path):
-            help_text = misplaced(path) or Asked.instead(path, known)
+        if help_text := Asked.instead(path, known):
             problems.append(Problem(f"{path}={value}: {root!r} cannot be asked", help=help_text))
         elif dot and not known[root].kind:
             problems.append(Problem(f"{path}={value}: {root!r} is a single value", help=f"write {root}=..."))

@@ -115,7 +115,7 @@ def kinds_of(runs: Iterable[Reached]) -> tuple[Kind, ...]:
         if run.kind == "gpu-cluster":
             schedule, *others = run.settings
             chips = run.generation or run.constants
-            axes = schedule, _passes(schedule), *others, run.precision_class, chips
+            axes = schedule, _passes(schedule), *others, precision_class(run.precision), chips
             kind = Kind(run.experts, axes, tuple((degree, degree) for degree in run.degrees))
             alike.setdefault(kind[:2], []).append(kind)
             spans.setdefault(kind.spanned, []).append(kind.degrees)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from perfsim.base.errors import InputError, LimitError, PerfsimError
+from perfsim.base.errors import InputError, PerfsimError, attempt
 from perfsim.base.limits import present_limits
 from perfsim.convergence.uncertain import Z_90
 from perfsim.costs.wafer import ASSUMED_LOSS, ATTENTION, ROWS, SLOWEST, StreamingRoof
@@ -292,9 +292,9 @@ class GapExplained:
             if step_s is None or abs(step_s / predicted_s - 1.0) < NOTHING:
                 continue
             # The factor that comes nearest to the measured step, by secants through the predicted one.
-            for attempt in range(2):
+            for turn in range(2):
                 between = LEAST_FACTOR < factor < MOST_FACTOR
-                if attempt and not (between and abs(step_s / measured_s - 1.0) > CLOSE):
+                if turn and not (between and abs(step_s / measured_s - 1.0) > CLOSE):
                     break
                 slope = (step_s - predicted_s) / (1.0 / factor - 1.0)
                 inverse = (measured_s - predicted_s) / slope + 1.0
@@ -320,17 +320,18 @@ class GapExplained:
 def _step_s(question: Question, changes: Changes) -> float | None:
     """The step of a question with some of its values changed; None where it has no plan."""
     present_limits().in_time(lambda: "inputs tried that may explain a measured step")
-    try:
+
+    def step_s() -> float:
+        asked = question
         for root, inside in changes_by_root(changes).items():
-            part = getattr(question, root)
+            part = getattr(asked, root)
             of_layout = root == "layout"
             changed = replace(part, **inside) if of_layout else part.with_(name=part.name, **inside)
-            question = replace(question, **{root: changed})
-        return best_plan(question).step_time_s
-    except LimitError:
-        raise
-    except PerfsimError:
-        return None
+            asked = replace(asked, **{root: changed})
+        return best_plan(asked).step_time_s
+
+    seconds = attempt(step_s)
+    return None if isinstance(seconds, PerfsimError) else seconds
 
 
 def _rates(question: Question) -> Iterator[tuple[str, Callable[[float], Changes], float]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from perfsim.base.errors import Problem, UnknownNameError
 from perfsim.base.spec import CatalogSpec, Date, Name, Spec
 from perfsim.base.units import number
 from perfsim.specs.wall_clock import Range
@@ -84,6 +86,12 @@ class Prices(CatalogSpec):
         if self.pue is not None and min(ends(self.pue)) < 1:
             raise ValueError("pue: energy of the building over the energy of its machines, at least 1")
         return self
+
+    def unknown(self, systems: Iterable[str]) -> dict[str, Problem]:
+        """What is wrong with the price of each machine that is none of these systems, by its name."""
+        known = dict.fromkeys(systems)
+        wrong = sorted(self.machines.keys() - known.keys())
+        return {name: UnknownNameError("system", name, known).problems[0] for name in wrong}
 
 
 def ends(amount: Number | Range[float] | None) -> tuple[float, float, float]:

@@ -33,11 +33,6 @@ from perfsim.studies.timeline import TimelineBar
 Circumstances = tuple[tuple[str, str], ...]
 """Settings other than the batch, each value as text."""
 RECORD = "production.json"
-COVERED_ONCE = (
-    "the production ratio and the wall clock's stragglers describe the same slow steps: the whole run counts "
-    "the stragglers and not the ratio, the time in production counts the ratio alone"
-)
-"""The remark on a candidate that has both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from multiprocessing import active_children, get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from perfsim.base.errors import InputError, LimitError, PerfsimError, Problem
+from perfsim.base.errors import InputError, PerfsimError, Problem
 from perfsim.base.limits import Limits, limited, present_limits, start_worker
 from perfsim.prediction.prediction import model_version
 
@@ -39,16 +39,6 @@ Tell = Callable[[str], None]
 
 POLL_S = 1.0
 """How often limits and workers are looked at while nothing is finished."""
-
-
-def attempt(answer: Callable[[], Result]) -> Result | PerfsimError:
-    """An answer, or why an item has none: the one place that decides. Only a limit is raised and ends all."""
-    try:
-        return answer()
-    except LimitError:
-        raise
-    except PerfsimError as error:
-        return error
 
 
 class ExecutorLost(PerfsimError):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from perfsim.base.dates import EQUAL
 from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError, Problem, UnknownNameError
 from perfsim.base.limits import present_limits
-from perfsim.base.spec import CatalogSpec, FolderName, Spec
+from perfsim.base.spec import CatalogSpec, FolderName, Spec, SpecT
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file, reader
@@ -73,9 +73,7 @@ class _StudyCatalog(Catalog):
     def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
         """The description of a kind, including studies."""
         if kind == "study":
-            path = self.find(kind, name_or_path, near)
-            _must_be("study", path, self)
-            return parse_file(path, StudySpec, self)
+            return _read("study", StudySpec, self.find(kind, name_or_path, near), self)[0]
         return super().load(kind, name_or_path, near)
 
 
@@ -130,9 +128,7 @@ def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list
             mark = mapping.node.mark_at((*where, path), of_key=True)
             axis = _Axis(path, mark, (node,) if name else tuple(node.sequence), ": ".join(where))
             known = [*([] if name else ["candidates"]), *MACHINE_ROOTS, *STUDY_ROOTS]
-            root = path.partition(".")[0]
-            help_text = misplaced(path) or ("" if root in known else Asked.instead(path, known))
-            if help_text or root not in known:
+            if help_text := Asked.instead(path, known):
                 problems.append(axis.problem(f"`{path}` cannot be swept", help_text))
             elif not axis.nodes:
                 help_text = "write it in brackets: [100 Gb/s, 200 Gb/s]"
@@ -346,7 +342,7 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
     for path, value in changes.items():
         root = study_path(path).partition(".")[0]
         if root not in known or misplaced(path):
-            help_text = misplaced(path) or Asked.instead(path, known)
+            help_text = Asked.instead(path, known)
             problems.append(Problem(f"{path}={value}: `{root}` cannot be changed", help=help_text))
         elif problem := _unread(path, study.candidates):
             problems.append(problem)
@@ -390,9 +386,8 @@ def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] =
     candidates = tuple(
         own.model_copy(update={"price": given.get(own.system.name, own.price)}) for own in study.candidates
     )
-    machines = dict.fromkeys([*known, *default_catalog().names("system")])
-    for name in sorted(study.prices.machines.keys() - machines.keys()):
-        raise UnknownNameError("system", name, machines)
+    if wrong := study.prices.unknown([*known, *default_catalog().names("system")]):
+        raise InputError(list(wrong.values())[:1])
     every = study.prices.model_copy(update={"machines": study.prices.machines | given})
     return study.model_copy(update={"candidates": candidates, "prices": every})
 
@@ -526,8 +521,7 @@ def load_sweep(
     Raises CatalogError with every problem of the file.
     """
     catalog = _StudyCatalog((catalog or default_catalog()).roots)
-    mapping = _must_be("sweep", catalog.find("study", name_or_path), catalog)
-    spec = parse_file(mapping.path, SweepSpec, catalog)
+    spec, mapping = _read("sweep", SweepSpec, catalog.find("study", name_or_path), catalog)
     if spec.study.as_of == EQUAL:  # one day for the candidates of a study; a grid has others
         spec = spec.model_copy(update={"study": spec.study.model_copy(update={"as_of": ""})})
 
@@ -565,21 +559,20 @@ def kind_of_study(
     return "comparison" if data.keys() & {"losses", "speeds", "equations"} else "study"
 
 
-def _must_be(kind: str, path: Path, catalog: Catalog) -> LocatedMapping:
-    """A file in studies/; CatalogError where it is of another kind than is expected."""
+def _read(kind: str, spec: type[SpecT], path: Path, catalog: Catalog) -> tuple[SpecT, LocatedMapping]:
+    """What a file in studies/ describes, and its places; CatalogError where it is of another kind."""
     mapping = LocatedMapping.read(path, "study", catalog)
     found = kind_of_study(str(path), catalog)
     if found != kind:
         said = f"this is a {found}; a {kind} is expected"
         raise CatalogError([mapping.problem((), said, f"perfsim study {path.stem} answers it")])
-    return mapping
+    return parse_file(path, spec, catalog), mapping
 
 
 def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     """A study of the catalogue by name, or from a file; CatalogError lists every problem."""
     catalog = catalog or default_catalog()
-    mapping = _must_be("study", catalog.find("study", name_or_path), catalog)
-    study = parse_file(mapping.path, StudySpec, catalog)
+    study, mapping = _read("study", StudySpec, catalog.find("study", name_or_path), catalog)
     _check_target(study, mapping)
     wrong = [*_wrong_prices(study, study.candidates, mapping.node), *_wrong_machines(study, mapping)]
     for name in ("runs_on", "memory_limit"):
@@ -593,8 +586,7 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
 def _wrong_prices(study: StudySpec, candidates: Iterable[CandidateSpec], node: Node) -> Iterator[Problem]:
     """Prices of machines that are neither the study's own nor of the catalogue, at their place in it."""
     known = [*(own.system.name for own in candidates), *default_catalog().names("system")]
-    for name in sorted(study.prices.machines.keys() - set(known)):
-        wrong = UnknownNameError("system", name, dict.fromkeys(known)).problems[0]
+    for name, wrong in study.prices.unknown(known).items():
         at = node.mark_at(("prices", "machines", name), of_key=True)
         yield at.problem(f"prices: {wrong.message}", wrong.help)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any, TypeVar
 
-from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, within_floats
+from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, attempt, within_floats
 from perfsim.base.limits import present_limits
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.failures import compared
@@ -28,7 +28,7 @@ from perfsim.studies import answers
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.decision import decision_of, eras_of, laws_side_by_side
-from perfsim.studies.executors import IN_PROCESS, Executor, ExecutorLost, Tell, attempt, executor_for
+from perfsim.studies.executors import IN_PROCESS, Executor, ExecutorLost, Tell, executor_for
 from perfsim.studies.loading import Sweep
 from perfsim.studies.spec import Point, StudySpec, digests
 from perfsim.studies.store import Store, Stored
@@ -39,6 +39,11 @@ from perfsim.work.counts import parameters
 from perfsim.work.graph import computes, owners_of
 
 # One candidate at one number of devices.
+
+_COVERED_ONCE = (
+    "the production ratio and the wall clock's stragglers describe the same slow steps: the whole run counts "
+    "the stragglers and not the ratio, the time in production counts the ratio alone"
+)
 
 
 def answer_point(
@@ -107,7 +112,7 @@ def answer_point(
         zeros = f"{100 * phase.weight_sparsity:.4g} % of weights zero" if phase.weight_sparsity else "dense"
         share = f"{100 * phase_s / time.time_s:.3g} % of the time, which holds all phases"
         remarks.append(f"a later phase of {phase.tokens:.3g} tokens ({zeros}) takes {share}")
-    notes = [time.regime_text, *remarks, *([answers.COVERED_ONCE] if parts and production else [])]
+    notes = [time.regime_text, *remarks, *([_COVERED_ONCE] if parts and production else [])]
     more = {"time": time, "whole_run": parts, "production": production, **shown}
     return answers.Answer.of(evaluation, question.allowed_share, caveats, notes, **more)
 
@@ -422,7 +427,6 @@ def run_sweep(
 def answer_text(point: Point) -> Stored:
     """The answer to a point as JSON text; the entry point of a worker."""
     started = time.perf_counter()
-
     row = attempt(within_floats(lambda: answer_point(point)))
     if isinstance(row, PerfsimError):  # concerns this point alone
         document: dict[str, Any] = {"reasons": [problem.message for problem in row.problems]}

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 import numpy as np
 
 from perfsim.base.dates import EQUAL
-from perfsim.base.errors import InputError, PerfsimError, Problem
+from perfsim.base.errors import InputError, PerfsimError, Problem, attempt
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity, quantity_pattern
@@ -35,7 +35,7 @@ from perfsim.studies import loading
 from perfsim.studies.answers import PointResult, called
 from perfsim.studies.batches import Target, counted
 from perfsim.studies.decision import SEEDS, Option, option_of
-from perfsim.studies.executors import IN_PROCESS, Executor, Tell, attempt
+from perfsim.studies.executors import IN_PROCESS, Executor, Tell
 from perfsim.studies.runner import answer_point
 from perfsim.studies.shortlist import plan_layouts
 from perfsim.studies.spec import CALLED, CandidateSpec, Point, StudySpec

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ValidationError
 
-from perfsim.base.errors import InputError, PerfsimError
+from perfsim.base.errors import InputError, PerfsimError, attempt
 from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.units import number
@@ -20,7 +20,6 @@ from perfsim.specs.layout import text_of
 from perfsim.strategies import Plan
 from perfsim.studies.answers import Answer
 from perfsim.studies.batches import Target
-from perfsim.studies.executors import attempt
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 
@@ -205,12 +204,8 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
         if None not in known:
             remainder = times_s[1] / times_s[0] / math.prod(ratio or 0.0 for ratio in known)
         moved.append(_Moved(one.label, other.label, *times_s, remainder))
-    missing = [
-        f"{label}: no answer in {study.name}"
-        for study, slots in ((first, before), (second, after))
-        for label, row in slots
-        if row is None
-    ]
+    missing = [f"{label}: no answer in {first.name}" for label, row in before if row is None]
+    missing += [f"{label}: no answer in {second.name}" for label, row in after if row is None]
     return Difference(first.name, second.name, tuple(changes), tuple(moved), tuple(missing))
 
 
@@ -336,11 +331,6 @@ class AnswerDocument(BaseModel):
     candidates: list[_AnsweredRow]
     assumptions: list[_AnsweredInput]
 
-    @property
-    def times_s(self) -> dict[str, float]:
-        """Time to the target by the label of the candidate."""
-        return {row.label: row.time_to_accuracy_s or 0.0 for row in self.candidates}
-
 
 def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
     """Two documents of answers: times by label, and what differs, without the effect of each alone."""
@@ -348,8 +338,9 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         {f"{given.topic}: {given.name}": str(given.value) for given in answer.assumptions}
         for answer in (first, second)
     )
-    before = first.times_s
-    after = second.times_s
+    before, after = (
+        {row.label: row.time_to_accuracy_s or 0.0 for row in answer.candidates} for answer in (first, second)
+    )
     rows = {row.label: row for row in second.candidates}
     for row in first.candidates:
         other = rows.get(row.label, row)
@@ -364,10 +355,6 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         if old.get(path) != new.get(path)
     )
     moved = tuple(_Moved(label, label, before[label], after[label]) for label in before if label in after)
-    missing = tuple(
-        f"{label}: no answer in {other.study}"
-        for known, others, other in ((before, after, second), (after, before, first))
-        for label in known
-        if label not in others
-    )
-    return Difference(first.study, second.study, changes, moved, missing)
+    missing = [f"{label}: no answer in {second.study}" for label in before if label not in after]
+    missing += [f"{label}: no answer in {first.study}" for label in after if label not in before]
+    return Difference(first.study, second.study, changes, moved, tuple(missing))
