@@ -11,46 +11,25 @@ import click
 
 from perfsim.base.errors import PerfsimError, PlanError
 from perfsim.base.files import check_folder, must_be_ours, writing
-from perfsim.cli.options import (
-    How,
-    answers,
-    asks,
-    compare_option,
-    complete,
-    count,
-    emit_option,
-    force_option,
-    limits,
-    path_option,
-    price_option,
-    scheduler_option,
-    set_option,
-    verb,
-)
+from perfsim.cli import options
 from perfsim.cli.output import Answer, print_lines, prints, progress, prose, write_error
-from perfsim.prediction.question import Objective, Verify
+from perfsim.prediction.question import Objective
 
 
-@verb(
+@options.verb(
     "Predict one step of one model on one system.",
     "perfsim run --model gpt3_20b --system cs-2 --devices 4 --batch 512",
     "perfsim run --model llama2_70b --system dgx-h100 --devices 64 --layout tp=8,pp=4,dp=2,mbs=1",
     "perfsim run --model config.json --system dgx-h100 --devices 8 --trace step.json",
 )
-@asks("run")
-@path_option(
+@options.asks("run")
+@options.path(
     "--trace", "Write a Perfetto trace here; a name with .et gives Chakra traces, one file a class of ranks."
 )
-@click.option(
-    "--verify",
-    type=click.Choice(get_args(Verify)),
-    default="off",
-    show_default=True,
-    help="Execute matrix products of the step in NumPy: none, some, or every class.",
-)
-@force_option
-@emit_option
-@limits
+@options.verify("off")
+@options.force
+@options.emit
+@options.limits
 @prints
 def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | None, force: bool) -> Answer:
     """Predict one step of one model on one system."""
@@ -74,12 +53,12 @@ def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | Non
     )
 
 
-@verb(
+@options.verb(
     "List the layouts that may be fastest; emit what runs one.",
     "perfsim plan --model gpt3_175b --system dgx-a100-80gb --devices 512 --batch 192",
     "perfsim plan --model gpt3_20b --system dgx-h100 --devices 64 --emit megatron",
 )
-@asks("plan")
+@options.asks("plan")
 @click.option(
     "--objective",
     type=click.Choice(get_args(Objective)),
@@ -87,11 +66,11 @@ def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | Non
     show_default=True,
     help="time-to-accuracy: also the best batch, where none is given. cost: device-hours.",
 )
-@count("--shown", "Layouts to list at most.", default=5, show_default=True)
-@path_option("--out", "Folder for a page of the shortlist.", check_folder)
-@emit_option
-@scheduler_option
-@limits
+@options.count("--shown", "Layouts to list at most.", default=5, show_default=True)
+@options.path("--out", "Folder for a page of the shortlist.", check_folder)
+@options.emit
+@options.scheduler
+@options.limits
 @prints
 def _plan(asked: dict[str, Any], objective: Any, out: Path | None, emit: str | None, **how: Any) -> Answer:
     """List the layouts that may be the fastest, and what would tell them apart."""
@@ -108,26 +87,21 @@ def _plan(asked: dict[str, Any], objective: Any, out: Path | None, emit: str | N
     )
 
 
-@verb(
+@options.verb(
     "Answer a study: which machine is first, and why.",
     "perfsim study gpt3_20b --compare 3d,weight-streaming --open",
     "perfsim study my_study.yaml --out my_reports",
     "perfsim study gpt3_20b --json > answer.json",
 )
-@click.argument("study", shell_complete=complete("study"))
-@compare_option
-@click.option(
-    "--verify",
-    type=click.Choice(get_args(Verify)),
-    default=None,
-    help="Execute matrix products of the step in NumPy: none, some, or every class. [default: the study's]",
-)
-@answers(
+@click.argument("study", shell_complete=options.complete("study"))
+@options.compare
+@options.verify(None, " [default: the study's]")
+@options.answers(
     "Folder for the report. [default: reports/STUDY]",
     "every batch that was tried, or the points of a sweep,",
     "1, or all cores for a sweep",
 )
-def _study(study: str, compare: list[str], verify: Any, how: How) -> None:
+def _study(study: str, compare: list[str], verify: Any, how: options.How) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file.
 
     A study with a grid or variants is answered as a sweep, as `perfsim sweep` does. A comparison of published
@@ -168,7 +142,7 @@ def _study(study: str, compare: list[str], verify: Any, how: How) -> None:
     _deliver(Answer(document, lambda: study_lines(answer), answer.check, page), how, answer.verdict)
 
 
-def _deliver(answer: Answer, how: How, verdict: str) -> None:
+def _deliver(answer: Answer, how: options.How, verdict: str) -> None:
     """Print an answer, with --quiet its verdict only, and open its page; raises what is wrong with it."""
     printed = replace(answer, lines=lambda: prose(verdict)) if how.quiet else answer
     printed.print(as_json=how.as_json)
@@ -177,7 +151,7 @@ def _deliver(answer: Answer, how: How, verdict: str) -> None:
     answer.check()
 
 
-def _planned(study: str, names: list[str], how: How) -> list[str]:
+def _planned(study: str, names: list[str], how: options.How) -> list[str]:
     """What a study would compute: its candidates and batches."""
     from perfsim.catalog import default_catalog
     from perfsim.report.text import counted
@@ -195,7 +169,7 @@ def _planned(study: str, names: list[str], how: How) -> list[str]:
     )
 
 
-def _answer_comparison(name: str, how: How) -> None:
+def _answer_comparison(name: str, how: options.How) -> None:
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
     from perfsim.api.answers import comparison
     from perfsim.report.table import plain
@@ -212,14 +186,14 @@ def _answer_comparison(name: str, how: How) -> None:
     _deliver(printed, how, result.verdict)
 
 
-@verb(
+@options.verb(
     "Ask backwards: which value meets a condition.",
     "perfsim solve gpt3_20b --find devices --such-that 'days <= 14'",
     "perfsim solve gpt3_20b --find recipe.tokens --such-that 'cost <= 2e5' --price dgx-a100-80gb=1.50",
     "perfsim solve --find model.num_parameters --such-that 'days <= 30' --system dgx-h100 --devices 512 "
     "--set recipe.tokens_per_parameter=20",
 )
-@click.argument("study", required=False, shell_complete=complete("study"))
+@click.argument("study", required=False, shell_complete=options.complete("study"))
 @click.option(
     "--find",
     required=True,
@@ -235,14 +209,14 @@ def _answer_comparison(name: str, how: How) -> None:
 @click.option(
     "--minimise", default="", metavar="QUANTITY", help="What the value makes least, e.g. days or cost."
 )
-@compare_option
-@asks("study", required=False)
-@price_option
-@path_option("--out", "Folder for a page with the curve.", check_folder)
-@count("--jobs", "Processes. [default: all cores]")
-@limits
+@options.compare
+@options.asks("study", required=False)
+@options.prices
+@options.path("--out", "Folder for a page with the curve.", check_folder)
+@options.count("--jobs", "Processes. [default: all cores]")
+@options.limits
 @prints
-def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **options: Any) -> Answer:
+def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **more: Any) -> Answer:
     """Find the value at which the candidates of a STUDY meet conditions; without one, of the --system.
 
     Quantities are days, hours, cost, cost_per_1e9_tokens, device_hours, energy_kwh, carbon_kg, power, memory,
@@ -252,35 +226,37 @@ def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **options
     from perfsim.api.answers import solve
     from perfsim.report.solve import solve_lines
 
-    answer = solve(study, changes=asked, progress=progress(), **options)
+    answer = solve(study, changes=asked, progress=progress(), **more)
     page = "" if out is None else str(answer.save(out))
     check = partial(_must_have_a_plan, answer.sweep, f"value of {answer.find}")
     return Answer(partial(answer.document, page), lambda: solve_lines(answer), check, page)
 
 
-@verb(
+@options.verb(
     "Answer a grid of questions from a file.",
     "perfsim sweep studies/capacity_20b.yaml --dry-run",
     "perfsim sweep studies/capacity_20b.yaml --jobs 4 --table points.csv",
 )
 @click.argument("file", type=click.Path(path_type=Path))
-@answers("Folder for the report and the finished points. [default: reports/NAME]", "the points", "all cores")
-def _sweep(file: Path, how: How) -> None:
+@options.answers(
+    "Folder for the report and the finished points. [default: reports/NAME]", "the points", "all cores"
+)
+def _sweep(file: Path, how: options.How) -> None:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
     _answer_sweep(str(file), [], how)
 
 
-@verb(
+@options.verb(
     "Write a page with sliders over a sweep, which works offline.",
     "perfsim explorer --out my_page",
     "perfsim explorer capacity_20b --price dgx-a100-80gb=1.60 --price cs-2=9",
 )
-@click.argument("sweep", default="explorer", shell_complete=complete("study"))
-@path_option("--out", "Folder for the page and the finished points. [default: reports/SWEEP/explorer]", None)
-@set_option
-@price_option
-@count("--jobs", "Processes. [default: all cores]")
-@limits
+@click.argument("sweep", default="explorer", shell_complete=options.complete("study"))
+@options.path("--out", "Folder for the page and the finished points. [default: reports/SWEEP/explorer]", None)
+@options.changes
+@options.prices
+@options.count("--jobs", "Processes. [default: all cores]")
+@options.limits
 @prints
 def _explorer(
     sweep: str, out: Path | None, changes: dict[str, Any], prices: dict[str, Any], jobs: int | None
@@ -302,15 +278,14 @@ def _explorer(
     folder = out or Path("reports") / asked.name / "explorer"
     check_folder(folder)
     answered = answer_sweep(asked, prices=prices, folder=folder, jobs=jobs, progress=progress(in_a_log=True))
-    if not answered.feasible:
-        raise PlanError("no point of the grid has a feasible plan")
+    _must_have_a_plan(answered, "point of the grid")
     page = str(write_explorer(answered, folder))
     counts = f"{len(answered.points):,} points, {len(answered.feasible):,} with a plan"
     document = {"sweep": asked.name, "points": len(answered.points), "report": page}
     return Answer(lambda: document, lambda: prose(counts), page=page)
 
 
-def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
+def _answer_sweep(name: str, strategies: list[str], how: options.How) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
     from perfsim.api.answers import sweep as answer_sweep
     from perfsim.report.sweep import sweep_lines, sweep_text

@@ -14,9 +14,9 @@ from click.shell_completion import CompletionItem
 from perfsim.base.errors import InputError
 from perfsim.base.files import check_file
 from perfsim.base.sizes import MOST_SEQUENCES
-from perfsim.cli.output import JSON_HELP, metered
+from perfsim.cli.output import json_option, metered
 from perfsim.interop import WRITTEN
-from perfsim.prediction.question import ASKED, Asker
+from perfsim.prediction.question import ASKED, Asker, Verify
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Completed = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -52,7 +52,7 @@ def flag(name: str, words: str, *argument: str) -> Callable[[Function], Function
     return click.option(name, *argument, is_flag=True, help=words)
 
 
-force_option = flag("--force", "Replace a file that another program wrote.")
+force = flag("--force", "Replace a file that another program wrote.")
 
 
 # Names at the tabulator key.
@@ -93,20 +93,29 @@ def _complete_layout(
     return [CompletionItem(f"{before}{comma}{text}") for text in items if text.startswith(item)]
 
 
-emit_option = click.option(
+emit = click.option(
     "--emit",
     type=click.Choice(WRITTEN),
     default=None,
     help="Print the flags or the file with which this tool runs the layout.",
 )
-compare_option = click.option(
+compare = click.option(
     "--compare",
     default="",
     metavar="A,B",
     callback=lambda _context, _option, text: [name.strip() for name in text.split(",") if name.strip()],
     help="Only these strategies, e.g. 3d,weight-streaming.",
 )
-scheduler_option = click.option(
+
+
+def verify(default: Verify | None, otherwise: str = "") -> Callable[[Function], Function]:
+    """How many products are checked; `otherwise` tells a default that is not the same for all."""
+    help_text = f"Execute matrix products of the step in NumPy: none, some, or every class.{otherwise}"
+    choices = click.Choice(get_args(Verify))
+    return click.option("--verify", type=choices, default=default, show_default=True, help=help_text)
+
+
+scheduler = click.option(
     "--scheduler",
     metavar="ADDRESS",
     default=None,
@@ -152,7 +161,7 @@ def asks(asker: Asker, *, required: bool = True) -> Callable[[Callable[..., Any]
                 asked["batch"] = batch_per_device * asked.get("devices", 1)
             return verb(*args, asked=asked, **options)
 
-        return _with(asking, *options, set_option)
+        return _with(asking, *options, changes)
 
     return decorate
 
@@ -180,18 +189,16 @@ def _pairs_option(argument: str, metavar: str, words: str, option: str = "--set"
     return click.option(option, argument, multiple=True, metavar=metavar, help=words, callback=_pairs)
 
 
-set_option = _pairs_option(
+changes = _pairs_option(
     "changes", "PATH=VALUE", "Change a value: recipe.precision=fp8, system.node.nic.bandwidth=50GB/s."
 )
-price_option = _pairs_option(
+prices = _pairs_option(
     "prices", "SYSTEM=PRICE", "Price of a device-hour of a system, such as dgx-h100=2.50.", "--price"
 )
-given_option = _pairs_option(
-    "given", "KEY=VALUE", "A value that FILE lacks or computes, by its name in FILE."
-)
+given = _pairs_option("given", "KEY=VALUE", "A value that FILE lacks or computes, by its name in FILE.")
 
 
-def path_option(
+def path(
     name: str, help_text: str, checked: Callable[[Path, str], None] | None = check_file
 ) -> Callable[[Function], Function]:
     """The path of an output, `checked` before anything is computed."""
@@ -266,18 +273,18 @@ def answers(out: str, rows: str, processes: str) -> Callable[[Callable[..., Any]
         check_file(path, option)
 
     options = (
-        path_option("--out", out, None),
-        path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", check_table),
-        set_option,
-        price_option,
+        path("--out", out, None),
+        path("--table", f"Also write {rows} as a .csv or .parquet FILE.", check_table),
+        changes,
+        prices,
         click.option("--as-of", metavar="DAY", help=f"{ASKED['as_of'].help} Also latest, equal."),
         click.option("--rank", type=click.Choice(ASKED["rank"].choices), help=ASKED["rank"].help),
         count("--jobs", f"Processes. [default: {processes}]"),
-        scheduler_option,
+        scheduler,
         flag("--dry-run", "Print what would be computed, and stop."),
         flag("--open", "Open the report in the browser.", "opens"),
         flag("--quiet", "Print the comparison and the report's place only."),
-        flag("--json", JSON_HELP, "as_json"),
+        json_option,
         limits,
     )
 

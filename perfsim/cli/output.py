@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 SECONDS_BEFORE_A_BAR = 2.0
 SECONDS_BETWEEN_DRAWINGS = 0.1
 SECONDS_IN_A_LOG = 30.0
-JSON_HELP = "One JSON document on standard output, nothing else."
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else."
+)
 _COUNTED = re.compile(r"([\d,]+) of ([\d,]+) ([^:,]*)")
 """`12 of 26 points, about 10 s left`; `0 of 4 candidates: 3d on 8 A100-80GB`."""
 _ASCII = str.maketrans(
@@ -231,7 +233,7 @@ class Answer:
 def prints(verb: Callable[..., Answer]) -> Callable[..., None]:
     """The option `--json` of a verb, whose answer is printed."""
 
-    @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+    @json_option
     @functools.wraps(verb)
     def printing(*args: Any, as_json: bool, **options: Any) -> None:
         answer = verb(*args, **options)

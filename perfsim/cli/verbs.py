@@ -14,19 +14,7 @@ from perfsim.api import inventory
 from perfsim.base.errors import InputError, PerfsimError, UnknownNameError, refused_values, within_floats
 from perfsim.base.files import check_file, check_folder, must_be_ours, must_exist, write_file, writing
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
-from perfsim.cli.options import (
-    asks,
-    compare_option,
-    complete,
-    count,
-    flag,
-    force_option,
-    given_option,
-    limits,
-    path_option,
-    set_option,
-    verb,
-)
+from perfsim.cli import options
 from perfsim.cli.output import Answer, metered, print_lines, prints, progress, prose, write_error
 from perfsim.interop import FORMATS
 from perfsim.prediction.question import ASKED
@@ -54,7 +42,7 @@ def _files(name: str, **known: Any) -> Callable[[Callable[..., Any]], Callable[.
     return click.argument(name, type=click.Path(path_type=Path), callback=check, **known)
 
 
-@verb(
+@options.verb(
     "Fit constants to your own measurements.",
     "perfsim calibrate script > measure_gemms.py && python measure_gemms.py > gemms.csv",
     "perfsim calibrate gemm gemms.csv --device h100-sxm5-80gb --out mine.yaml",
@@ -95,7 +83,7 @@ def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., S
                     f"no hardware has the constants that fit these measurements: {wrong}"
                 ) from None
 
-        option = path_option("--out", _FOLDER, check_folder) if folder else path_option("--out", _FILE)
+        option = options.path("--out", _FOLDER, check_folder) if folder else options.path("--out", _FILE)
         return _calibrate.command(function.__name__.strip("_"), short_help=short_help)(option(fitted))
 
     return made
@@ -143,15 +131,15 @@ def _collective(tables: tuple[Path, ...], link: str, source: str) -> list[Calibr
 @_part("Fit host times and sustained ceilings to whole steps.", folder=True)
 @_files("cases", nargs=-1, required=True)
 @click.option("--device", help="Only runs on this device of the catalogue. [default: all]")
-@flag("--device-only", "Keep the framework's constants.")
+@options.flag("--device-only", "Keep the framework's constants.")
 @click.option("--only", multiple=True, metavar="CONSTANT", help="Fit only this constant; may be repeated.")
-@count("--most-devices", "Leave out larger runs.", most=MOST_DEVICES, default=MOST_DEVICES)
+@options.count("--most-devices", "Leave out larger runs.", most=MOST_DEVICES, default=MOST_DEVICES)
 @_source_option
-def _framework(cases: tuple[Path, ...], device: str | None, **options: Any) -> Sequence[Calibration]:
+def _framework(cases: tuple[Path, ...], device: str | None, **more: Any) -> Sequence[Calibration]:
     """Fit host launch times, and the sustained ceiling of each GPU, to whole steps in CASES."""
     from perfsim.evidence.step_fit import fit_steps
 
-    return fit_steps(cases, device, **options)
+    return fit_steps(cases, device, **more)
 
 
 @_part("Fit one scale for your cluster to steps measured on it.")
@@ -209,7 +197,7 @@ def _convergence(files: tuple[Path, ...], tokens_per_example: float, run_kind: s
     return [fit_convergence(files, tokens_per_example, run_kind)]
 
 
-@verb(
+@options.verb(
     "List all mistakes of a file; nothing is run.",
     "perfsim check my_study.yaml",
     "perfsim check my_cluster.yaml my_gpu.yaml",
@@ -239,14 +227,14 @@ def _check(files: tuple[Path, ...], kind: str) -> Answer:
     )
 
 
-@verb(
+@options.verb(
     "What differs between two studies, and its effect.",
     "perfsim diff gpt3_20b my_study.yaml",
     "perfsim diff before/summary.json after/summary.json",
 )
 @click.argument("first")
 @click.argument("second")
-@limits
+@options.limits
 @prints
 def _diff(first: str, second: str) -> Answer:
     """Compare FIRST and SECOND: names or files of studies, or the summary.json of two answers.
@@ -261,7 +249,7 @@ def _diff(first: str, second: str) -> Answer:
     return Answer(lambda: difference, lambda: difference_lines(difference))
 
 
-@verb("Say what a term means, such as mfu.", "perfsim explain mfu", "perfsim explain critical batch")
+@options.verb("Say what a term means, such as mfu.", "perfsim explain mfu", "perfsim explain critical batch")
 @click.argument("term", nargs=-1)
 def _explain(term: tuple[str, ...]) -> None:
     """Say what a TERM of reports and messages means, or list all terms."""
@@ -291,7 +279,7 @@ def _explain(term: tuple[str, ...]) -> None:
 _PARTS = ("model", "recipe", "measured", "convergence")
 
 
-@verb(
+@options.verb(
     "Read a model or a run of another tool.",
     "perfsim import config.json --out my_model.yaml",
     "perfsim import pretrain.sh --part recipe",
@@ -307,9 +295,9 @@ _PARTS = ("model", "recipe", "measured", "convergence")
 @click.option("--part", type=click.Choice(_PARTS), help="What to write. [default: the model]")
 @click.option("--model", default="", help="Model of a FILE without one: of the catalogue, or a config.json.")
 @click.option("--system", default="", help="Machine on which the steps of a log were measured.")
-@given_option
-@path_option("--out", "YAML file to write. [default: standard output]")
-@force_option
+@options.given
+@options.path("--out", "YAML file to write. [default: standard output]")
+@options.force
 @prints
 def _import(
     files: tuple[Path, ...],
@@ -376,16 +364,18 @@ sampling: {{tasks: 4}}             # matrix products of a step that are executed
 """
 
 
-@verb(
+@options.verb(
     "Write a commented study to begin with.",
     "perfsim init my_study.yaml",
     "perfsim init my_study.yaml --model llama2_70b --system dgx-h100 --devices 64",
 )
 @click.argument("file", type=click.Path(path_type=Path), default="my_study.yaml")
-@click.option("--model", default="llama2_70b", show_default=True, shell_complete=complete("model"))
-@click.option("--recipe", help="[default: that of the model's year]", shell_complete=complete("recipe"))
-@click.option("--system", default="dgx-h100", show_default=True, shell_complete=complete("system"))
-@count("--devices", "", most=MOST_DEVICES, default=64, show_default=True)
+@click.option("--model", default="llama2_70b", show_default=True, shell_complete=options.complete("model"))
+@click.option(
+    "--recipe", help="[default: that of the model's year]", shell_complete=options.complete("recipe")
+)
+@click.option("--system", default="dgx-h100", show_default=True, shell_complete=options.complete("system"))
+@options.count("--devices", "", most=MOST_DEVICES, default=64, show_default=True)
 def _init(file: Path, model: str, recipe: str | None, system: str, devices: int) -> None:
     """Write a commented study to FILE, which `perfsim study FILE` answers as it is."""
     from perfsim.catalog import default_catalog
@@ -405,7 +395,7 @@ def _init(file: Path, model: str, recipe: str | None, system: str, devices: int)
     print_lines(prose(f"{file}: edit it, then `perfsim check {file}` and `perfsim study {file} --open`"))
 
 
-@verb(
+@options.verb(
     "Compare schedules with serial training, in NumPy.",
     "perfsim prove gpt3_xl --strategy 3d --layout tp=2,pp=4,schedule=zb1p",
 )
@@ -415,22 +405,22 @@ def _init(file: Path, model: str, recipe: str | None, system: str, devices: int)
     "--layout",
     default="",
     metavar="tp=8,pp=4,mbs=1",
-    shell_complete=complete("layout"),
+    shell_complete=options.complete("layout"),
     help="Only this layout. [default: all strategies and schedules of the catalogue]",
 )
-@count("--devices", "Number of devices. [default: what --layout needs]", most=MOST_DEVICES)
-@count("--batch", "Global batch of a --layout.", most=MOST_SEQUENCES)
-@count("--orders", "Random orders of execution. [default: 10]", 0, 10_000)
-@count("--seed", "Seed of weights and random orders. [default: 0]", 0, 2**32 - 1)
-@set_option
+@options.count("--devices", "Number of devices. [default: what --layout needs]", most=MOST_DEVICES)
+@options.count("--batch", "Global batch of a --layout.", most=MOST_SEQUENCES)
+@options.count("--orders", "Random orders of execution. [default: 10]", 0, 10_000)
+@options.count("--seed", "Seed of weights and random orders. [default: 0]", 0, 2**32 - 1)
+@options.changes
 @click.option(
     "--mutations",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Insert faults into these schedules instead, and write to FILE (Markdown) which are detected.",
 )
-@count("--every", "Of --mutations: try every N-th fault only.")
-@limits
+@options.count("--every", "Of --mutations: try every N-th fault only.")
+@options.limits
 @prints
 def _prove(
     orders: int | None, seed: int | None, mutations: Path | None, every: int | None, **asked: Any
@@ -473,11 +463,11 @@ def _must_pass(found: Mapping[str, Any], wrong: str) -> None:
         raise PerfsimError(wrong)
 
 
-@verb(
+@options.verb(
     "Print or write JSON Schemas of the YAML files.", "perfsim schema study", "perfsim schema --out .schemas"
 )
 @click.argument("kind", required=False)
-@path_option("--out", "Folder for <kind>.schema.json files. [default: standard output]", check_folder)
+@options.path("--out", "Folder for <kind>.schema.json files. [default: standard output]", check_folder)
 def _schema(kind: str | None, out: Path | None) -> None:
     """Print or write the JSON Schema of a KIND of YAML file (device, model, study, ...), or of all."""
     from perfsim.api.tools import KINDS, schema_of, schema_text
@@ -491,7 +481,9 @@ def _schema(kind: str | None, out: Path | None) -> None:
         print_lines([f"Schema: {path}"])
 
 
-@verb("List what the catalogue holds, with sources.", "perfsim show models", "perfsim show systems dgx-h100")
+@options.verb(
+    "List what the catalogue holds, with sources.", "perfsim show models", "perfsim show systems dgx-h100"
+)
 @click.argument("kind", type=click.Choice(inventory.KINDS))
 @click.argument("name", required=False)
 @click.option(
@@ -500,7 +492,7 @@ def _schema(kind: str | None, out: Path | None) -> None:
     metavar="FILE",
     help="Write the network of a system: .graphml, .dot or .gv.",
 )
-@count("--devices", "Of so many devices.  [default: those of two nodes]", most=MOST_DEVICES)
+@options.count("--devices", "Of so many devices.  [default: those of two nodes]", most=MOST_DEVICES)
 @prints
 def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) -> Answer:
     """List what the catalogue holds, or print one entry with the source of each value."""
@@ -519,19 +511,19 @@ def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) 
     return Answer(lambda: written, lambda: prose(f"{graph}: {name} with {counts}"))
 
 
-@verb(
+@options.verb(
     "Compare predictions with published runs.", "perfsim validate", "perfsim validate my_runs.yaml --worst 20"
 )
 @_files("files", nargs=-1)
-@count("--worst", "Number of cases to list, largest errors first.", 0, default=10, show_default=True)
-@flag("--record", "Write the errors into the package, for studies to quote; for a checkout.")
-@path_option("--page", "Also write index.html and validation.md here, with an ablation.", check_folder)
-@flag(
+@options.count("--worst", "Number of cases to list, largest errors first.", 0, default=10, show_default=True)
+@options.flag("--record", "Write the errors into the package, for studies to quote; for a checkout.")
+@options.path("--page", "Also write index.html and validation.md here, with an ablation.", check_folder)
+@options.flag(
     "--leave-out",
     "Also predict each family of GPU runs and each model of wafer logs by a fit without it; takes minutes.",
 )
-@flag("--strict", "End with 1 where any case cannot be predicted. [default: where none can be]")
-@limits
+@options.flag("--strict", "End with 1 where any case cannot be predicted. [default: where none can be]")
+@options.limits
 @prints
 def _validate(
     files: tuple[Path, ...], worst: int, record: bool, page: Path | None, leave_out: bool, strict: bool
@@ -585,22 +577,22 @@ def _must_predict(results: Sequence[Mapping[str, Any]], strict: bool) -> None:
             raise PerfsimError(f"{result['file']}: {failed} of {result['count']} cases cannot be predicted")
 
 
-@verb(
+@options.verb(
     "What limits the candidates, and what would help; or explains a measured step.",
     "perfsim why gpt3_20b",
     "perfsim why reports/gpt3_20b/summary.json",
     "perfsim why --measured 5.4s --model gpt3_xl --system dgx-a100-80gb --devices 16",
 )
 @click.argument("study", required=False, default="")
-@compare_option
+@options.compare
 @click.option(
     "--measured",
     default="",
     metavar="5.4s",
     help="Rank the inputs that would explain this step of --model on --system and --devices.",
 )
-@asks("run", required=False)
-@limits
+@options.asks("run", required=False)
+@options.limits
 @prints
 def _why(study: str, compare: list[str], measured: str, asked: dict[str, Any]) -> Answer:
     """Explain the candidates of a STUDY: a name, a YAML file, or the summary.json of its answer.
