@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
 
@@ -41,10 +40,16 @@ _SINGLE = ("work", "stream", "block", "num_reads", "num_after", "num_writes")
 _ROW = (*_SINGLE, "tag")
 
 
-class _Columns:
-    """Growing columns; handles and ids are local to the owner."""
+class _Tasks:
+    """Tasks in the order in which they are added, as growing columns."""
 
-    def __init__(self) -> None:
+    def __init__(self, work_ids: dict[Work, int], stream_ids: dict[str, int]) -> None:
+        self.work_ids = work_ids
+        """Ids of the classes of work of a graph, in their order; and of its streams."""
+        self.stream_ids = stream_ids
+        self.first_task = 0
+        """The id of the first of `rows`, and the handle of the first tensor that they write."""
+        self.first_tensor = 0
         self.rows: list[tuple[int, ...]] = []
         """What `_ROW` names of each task."""
         self.reads: list[int] = []
@@ -53,26 +58,30 @@ class _Columns:
         """Number of tensors written up to and including each task."""
         self.num_tensors = 0
 
-    def append(
+    def task(
         self,
-        work: int,
-        stream: int,
-        tag: int,
-        block: int,
-        reads: Sequence[int],
-        after: Sequence[int],
-        writes: int,
+        work: Work,
+        stream: str,
+        reads: Sequence[int] = (),
+        after: Sequence[int] = (),
+        *,
+        tag: int = -1,
+        block: int = WHOLE_DEVICE,
     ) -> _Handles:
-        handles = _Handles(len(self.rows), self.num_tensors)
-        self.rows.append((work, stream, block, len(reads), len(after), writes, tag))
+        """Add one task; returns its id and the handle of the first tensor that it writes.
+
+        `reads` are tensors and `after` tasks that come before it; in a template ports also, which in `after`
+        stand for the writers of their tensors. `tag` and `block` are as in `TaskGraph`.
+        """
+        handles = _Handles(self.first_task + len(self.rows), self.first_tensor + self.num_tensors)
+        work_id = self.work_ids.setdefault(work, len(self.work_ids))
+        stream_id = self.stream_ids.setdefault(stream, len(self.stream_ids))
+        self.rows.append((work_id, stream_id, block, len(reads), len(after), len(work.writes), tag))
         self.reads.extend(reads)
         self.after.extend(after)
-        self.num_tensors += writes
+        self.num_tensors += len(work.writes)
         self.tensor_ends.append(self.num_tensors)
         return handles
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def arrays(self) -> dict[str, Ints]:
         """The columns as arrays."""
@@ -81,46 +90,28 @@ class _Columns:
         return columns | {name: np.array(values, dtype=np.int64) for name, values in lists.items()}
 
 
-@dataclass
-class Template:
+class Template(_Tasks):
     """A recorded sequence of tasks; `ports` are its external inputs, `outputs` its named results."""
 
-    builder: GraphBuilder
-    ports: dict[str, Port] = field(default_factory=dict)
-    outputs: dict[str, int] = field(default_factory=dict)
-    columns: _Columns = field(default_factory=_Columns)
-    """The recorded tasks, with ids and handles local to the template."""
+    def __init__(self, work_ids: dict[Work, int], stream_ids: dict[str, int]) -> None:
+        super().__init__(work_ids, stream_ids)
+        self.ports: dict[str, Port] = {}
+        self.outputs: dict[str, int] = {}
 
     def port(self, name: str) -> Port:
         """The external input of this name."""
         return self.ports.setdefault(name, Port(-1 - len(self.ports)))
 
-    def task(
-        self,
-        work: Work,
-        stream: str,
-        reads: Sequence[int] = (),
-        after: Sequence[int] = (),
-        *,
-        block: int = WHOLE_DEVICE,
-    ) -> _Handles:
-        """Record one task; `reads` are ports or tensors of this template, `block` as in `TaskGraph`.
-
-        `after` holds task ids of this template, or ports, which stand for the writers of their tensors.
-        """
-        ids = self.builder.work_id(work), self.builder.stream_id(stream)
-        return self.columns.append(*ids, -1, block, reads, after, len(work.writes))
-
     def writer(self, tensor: int) -> int:
         """The task of this template that writes one of its tensors."""
-        return bisect_right(self.columns.tensor_ends, tensor)
+        return bisect_right(self.tensor_ends, tensor)
 
     def output(self, name: str, tensor: int) -> None:
         """Let other slots read `tensor` under this name."""
         self.outputs[name] = tensor
 
     def __len__(self) -> int:
-        return len(self.columns)
+        return len(self.rows)
 
 
 class Slots(NamedTuple):
@@ -157,50 +148,19 @@ class Stamped(NamedTuple):
         return handle if self.moved is None else int(self.moved[handle - self.first_tensor[0]])
 
 
-class GraphBuilder:
+class GraphBuilder(_Tasks):
     """Builds one graph; `build` returns it."""
 
     def __init__(self) -> None:
-        self._works: dict[Work, int] = {}
-        self._streams: dict[str, int] = {}
-        self._columns = _Columns()
+        super().__init__({}, {})
         self._chunks: list[dict[str, Ints]] = []
-        self._num_tasks = 0
-        self._num_tensors = 0
+        """Columns of all tasks before `rows`."""
         self._step_ends: list[int] = []
         self._width = 1
 
-    @property
-    def works(self) -> tuple[Work, ...]:
-        """The classes of work so far, by id."""
-        return tuple(self._works)
-
-    def work_id(self, work: Work) -> int:
-        """Id of a class of work; a new class gets the next one."""
-        return self._works.setdefault(work, len(self._works))
-
-    def stream_id(self, stream: str) -> int:
-        """Id of a stream; a new stream gets the next one."""
-        return self._streams.setdefault(stream, len(self._streams))
-
-    def task(
-        self,
-        work: Work,
-        stream: str,
-        reads: Sequence[int] = (),
-        after: Sequence[int] = (),
-        *,
-        tag: int = -1,
-        block: int = WHOLE_DEVICE,
-    ) -> _Handles:
-        """Append one task; returns its id and the handle of the first tensor it writes."""
-        ids = self.work_id(work), self.stream_id(stream)
-        local = self._columns.append(*ids, tag, block, reads, after, len(work.writes))
-        return _Handles(self._num_tasks + local.id, self._num_tensors + local.tensor)
-
     def end_step(self, num_tasks: int | None = None) -> None:
         """Mark the end of one optimizer step: here, or after the first `num_tasks` tasks."""
-        here = self._num_tasks + len(self._columns)
+        here = self.first_task + len(self.rows)
         self._step_ends.append(here if num_tasks is None else num_tasks)
 
     def fold(self, width: int) -> None:
@@ -209,7 +169,7 @@ class GraphBuilder:
 
     def template(self) -> Template:
         """Start recording a template."""
-        return Template(self)
+        return Template(self.work_ids, self.stream_ids)
 
     def stamp(
         self, templates: Sequence[Template], slots: Slots, joined: Sequence[int] = (), closes: str = ""
@@ -220,45 +180,46 @@ class GraphBuilder:
         """
         self._flush()
         lengths = np.array([len(template) for template in templates], dtype=np.int64)
-        tensors = np.array([template.columns.num_tensors for template in templates], dtype=np.int64)
-        first_task = self._num_tasks + offsets(lengths[slots.template])
-        first_tensor = self._num_tensors + offsets(tensors[slots.template])
+        tensors = np.array([template.num_tensors for template in templates], dtype=np.int64)
+        first_task = self.first_task + offsets(lengths[slots.template])
+        first_tensor = self.first_tensor + offsets(tensors[slots.template])
         stamped = Stamped(templates, slots.template, first_task[:-1], first_tensor[:-1])
-        count = int(first_task[-1]) - self._num_tasks
+        count = int(first_task[-1]) - self.first_task
         columns = _stamped_columns(slots, stamped, count)
         if joined:
-            ends = [work.category == closes for work in self._works]
+            ends = [work.category == closes for work in self.work_ids]
             order = _in_turns(stamped, np.array(joined), ends, count)
-            columns, moved = _reordered(columns, order, self._num_tasks, self._num_tensors)
+            columns, moved = _reordered(columns, order, self.first_task, self.first_tensor)
             stamped = stamped._replace(moved=moved)
         self._chunks.append(columns)
-        self._num_tasks, self._num_tensors = int(first_task[-1]), int(first_tensor[-1])
+        self.first_task, self.first_tensor = int(first_task[-1]), int(first_tensor[-1])
         return stamped
 
     def _flush(self) -> None:
         """Move single tasks into a chunk of arrays."""
-        columns = self._columns
-        if not len(columns):
+        if not self.rows:
             return
-        self._chunks.append(columns.arrays())
-        self._num_tasks += len(columns)
-        self._num_tensors += columns.num_tensors
-        self._columns = _Columns()
+        self._chunks.append(self.arrays())
+        self.first_task += len(self.rows)
+        self.first_tensor += self.num_tensors
+        self.num_tensors = 0
+        for column in (self.rows, self.reads, self.after, self.tensor_ends):
+            column.clear()
 
     def build(self) -> TaskGraph:
         """The finished graph."""
         self._flush()
-        if not self._num_tasks:
+        if not self.first_task:
             raise GraphError("the graph has no task")
-        if not self._step_ends or self._step_ends[-1] != self._num_tasks:
+        if not self._step_ends or self._step_ends[-1] != self.first_task:
             self.end_step()
 
         def column(name: str) -> NDArray[np.int32]:
             return np.concatenate([chunk[name] for chunk in self._chunks]).astype(np.int32)
 
         return TaskGraph(
-            works=tuple(self._works),
-            streams=tuple(self._streams),
+            works=tuple(self.work_ids),
+            streams=tuple(self.stream_ids),
             work=column("work"),
             stream=column("stream"),
             tag=column("tag"),
@@ -267,14 +228,14 @@ class GraphBuilder:
             after=Ragged(offsets(column("num_after")).astype(np.int32), column("after")),
             first_write=offsets(column("num_writes")).astype(np.int32),
             step_ends=tuple(self._step_ends),
-            stands_for=tuple(1 if rank_of(name) is None else self._width for name in self._streams),
+            stands_for=tuple(1 if rank_of(name) is None else self._width for name in self.stream_ids),
         )
 
 
 def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, Ints]:
     """The columns of the `count` tasks of all slots."""
     templates = stamped.templates
-    recorded = [template.columns.arrays() for template in templates]
+    recorded = [template.arrays() for template in templates]
     rows_of = [np.flatnonzero(slots.template == number) for number in range(len(templates))]
     begin = stamped.first_task - (stamped.first_task[0] if len(stamped.first_task) else 0)
     columns = {name: np.empty(count, dtype=np.int64) for name in _ROW}
@@ -332,7 +293,7 @@ def _in_turns(stamped: Stamped, joined: Ints, ends: Sequence[bool], count: int) 
 
 def _turns(template: Template, ends: Sequence[bool], first: int) -> Iterator[list[int]]:
     """The tasks of a template in turns, numbered from `first`; a turn ends behind works that `ends` says."""
-    ended = [ends[row[_ROW.index("work")]] for row in template.columns.rows]
+    ended = [ends[row[_ROW.index("work")]] for row in template.rows]
     turn: list[int] = []
     for number, (here, after) in enumerate(pairwise([*ended, False]), first):
         turn.append(number)

@@ -66,7 +66,7 @@ def emitted_s(query: Question, layer: Layer, split: bool) -> tuple[float, float,
             layer.wgrad(template, WeightInputs(*ports[:2]))
         else:
             layer.backward(template, which, *ports[:2])
-        works = [builder.works[number] for number in template.columns.arrays()["work"]]
+        works = [[*builder.work_ids][number] for number in template.arrays()["work"]]
         host = [work for work in works if work.name == WAIT_OF_EXPERTS]
         device = query.costs.durations_s([work for work in works if work not in host]).sum()
         device -= sum(beside_s(query, layer, work) for work in works if work.op.startswith("shared_experts"))
