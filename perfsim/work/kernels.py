@@ -244,21 +244,6 @@ class LayerSlice:
         return self.tensor if self.sequence_parallel else 1
 
 
-def linear(
-    name: str,
-    tokens: int,
-    n_in: int,
-    n_out: int,
-    partition: Partition = "none",
-    parts: int = 1,
-    element_bytes: float = HALF,
-) -> Kernel:
-    """Forward GEMM of a linear layer partitioned over `parts` ranks: (tokens, k) x (k, n)."""
-    k = n_in // parts if partition == "row" else n_in
-    n = n_out // parts if partition == "column" else n_out
-    return gemm(name, tokens, n, k, partition=partition, parts=parts, element_bytes=element_bytes)
-
-
 def gemm(
     name: str,
     m: int,

@@ -26,7 +26,7 @@ from typing import Literal
 from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS, Precision
-from perfsim.work.kernels import FULL, Kernel, LayerSlice, Partition, elementwise, gemm, linear
+from perfsim.work.kernels import FULL, Kernel, LayerSlice, Partition, elementwise, gemm
 
 LayerPass = Literal["forward", "backward", "dgrad", "wgrad"]
 Kernels = tuple[Kernel, ...]
@@ -46,9 +46,12 @@ def _products(part: LayerSlice, which: LayerPass, bias: bool, *forward: Kernel) 
             yield from product.weight_gradients(part.main_grad_bytes, bias=bias)
 
 
-def _linear(name: str, part: LayerSlice, n_in: int, n_out: int, partition: Partition) -> Kernel:
-    """A linear layer on all tokens of a rank, its weight divided over the tensor ranks."""
-    return linear(name, part.tokens, n_in, n_out, partition, part.tensor, part.element_bytes)
+def _linear(name: str, part: LayerSlice, n_in: int, n_out: int, partition: Partition, m: int = 0) -> Kernel:
+    """A linear layer on m tokens of a rank, by default all: (m, k) x (k, n), divided over tensor ranks."""
+    parts = 1 if partition == "none" else part.tensor
+    k = n_in // parts if partition == "row" else n_in
+    n = n_out // parts if partition == "column" else n_out
+    return gemm(name, m or part.tokens, n, k, 1, partition, parts, part.element_bytes)
 
 
 # Suffix, times that a norm reads or writes an activation, launches. The input gradient is one kernel. Those
@@ -197,9 +200,7 @@ def attention_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
 def attention_products(part: LayerSlice) -> Kernels:
     """The block's products with weights, in the order of a forward; the last follows the core."""
     model = part.model
-    size = part.element_bytes
-    width = model.attention_width
-    output = _linear("projection", part, width, model.hidden_size, "row")
+    output = _linear("projection", part, model.attention_width, model.hidden_size, "row")
     latent = model.latent_attention
     if latent is None:
         width = model.query_width + part.pair_width
@@ -211,10 +212,10 @@ def attention_products(part: LayerSlice) -> Kernels:
     query_inputs = rank or model.hidden_size
     queries: Kernels = (_linear("query", part, query_inputs, model.query_width, "column"),)
     if rank is not None:
-        queries = (linear("query_down", tokens, model.hidden_size, rank, element_bytes=size), *queries)
+        queries = (_linear("query_down", part, model.hidden_size, rank, "none", tokens), *queries)
     return (
         *queries,
-        linear("pair_down", tokens, model.hidden_size, down, element_bytes=size),
+        _linear("pair_down", part, model.hidden_size, down, "none", tokens),
         _linear("pair", part, latent.kv_lora_rank, up, "column"),
         output,
     )
@@ -422,9 +423,7 @@ _SCORE_PASSES = 4
 def _router(part: LayerSlice) -> Kernel:
     """The product that scores the experts for every token of the rank."""
     tokens = max(1, round(part.routed_tokens))
-    return linear(
-        _ROUTER, tokens, part.model.hidden_size, part.experts.num_experts, element_bytes=part.element_bytes
-    )
+    return _linear(_ROUTER, part, part.model.hidden_size, part.experts.num_experts, "none", tokens)
 
 
 def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
@@ -552,7 +551,7 @@ def _head(part: LayerSlice, positions: int, which: LayerPass) -> Kernels:
     vocab = padded_vocab_size(part.model, part.tensor)
     tokens = part.micro_batch_size * positions
     size = part.element_bytes
-    head = linear("lm_head", tokens, part.model.hidden_size, vocab, "column", part.tensor, size)
+    head = _linear("lm_head", part, part.model.hidden_size, vocab, "column", tokens)
     norm = _norm("final_norm", part, which)
     products = tuple(_products(part, which, False, head))
     if which == "wgrad":

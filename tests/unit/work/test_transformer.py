@@ -19,7 +19,7 @@ from perfsim.work.counts import (
     parameters,
     recompute_flop_per_step,
 )
-from perfsim.work.kernels import Kernel, LayerSlice, linear
+from perfsim.work.kernels import Kernel, LayerSlice, gemm
 from perfsim.work.layer import (
     attention_core,
     attention_kernels,
@@ -55,7 +55,7 @@ def launches(kernels: Iterable[Kernel]) -> int:
 
 
 def test_backward_of_a_linear_is_two_gemms_of_the_forwards_flop_and_an_addition() -> None:
-    forward = linear("l", 10, 64, 32)
+    forward = gemm("l", 10, 32, 64)
     dgrad, wgrad, *rest = (forward.input_gradient(), *forward.weight_gradients(4.0, bias=False))
     assert dgrad.flop == wgrad.flop == forward.flop
     assert (dgrad.m, dgrad.n, dgrad.k) == (10, 64, 32)
@@ -66,7 +66,7 @@ def test_backward_of_a_linear_is_two_gemms_of_the_forwards_flop_and_an_addition(
 
 def test_a_bias_has_its_gradient_summed_over_the_tokens_and_accumulated_by_a_kernel_of_its_own() -> None:
     """Megatron adds the gradient of every parameter to that parameter's own main gradient."""
-    plain, biased = (linear("l", 10, 64, 32).weight_gradients(4.0, bias=on) for on in (False, True))
+    plain, biased = (gemm("l", 10, 32, 64).weight_gradients(4.0, bias=on) for on in (False, True))
     assert elementwise_bytes(biased) - elementwise_bytes(plain) == 2 * 10 * 32
     assert launches(biased) > launches(plain)
     accumulated = [kernel.launches for kernel in (*plain, *biased) if kernel.name == "l.accumulate"]
