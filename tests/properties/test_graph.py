@@ -112,12 +112,11 @@ def _stamped(passages: list[Recorded], which: list[int]) -> TaskGraph:
 
 def _single(passages: list[Recorded], which: list[int]) -> TaskGraph:
     builder = GraphBuilder()
-    builder.work_id(toys.compute("seed"))
-    builder.stream_id(STREAMS[0])
+    recorded = builder.template()
+    recorded.task(toys.compute("seed"), STREAMS[0])
     for passage in passages:  # classes and streams get their numbers when a passage is recorded
         for stream, writes, _ in passage:
-            builder.work_id(toys.compute(f"w{writes}", writes=writes))
-            builder.stream_id(STREAMS[stream])
+            recorded.task(toys.compute(f"w{writes}", writes=writes), STREAMS[stream])
     seed = last = builder.task(toys.compute("seed"), STREAMS[0], tag=0)
     left = seed.tensor
     for slot, number in enumerate(which, start=1):
