@@ -27,8 +27,7 @@ from simpy.events import NORMAL, Event, EventPriority
 from perfsim.base.arrays import Floats
 from perfsim.base.limits import Limits
 from perfsim.engine import rules
-from perfsim.engine.tables import NONE, UNIT, Tables, excess, speed_beside
-from perfsim.work.graph import Ragged
+from perfsim.engine.tables import NONE, UNIT, Tables, excess, in_lists, speed_beside
 
 Waits = Generator[Event, None, None]
 CHECKED_EVERY = 4096
@@ -93,17 +92,9 @@ class _Links:
 
     def __init__(self, env: simpy.Environment, tables: Tables) -> None:
         self.env = env
-        # Lists are faster than columns where elements are read one by one.
-        self.tables = tables._replace(
-            links=Ragged(*(column.tolist() for column in tables.links)),
-            crossings=tables.crossings.tolist(),
-            flows_on=Ragged(*(column.tolist() for column in tables.flows_on)),
-            crossings_on=tables.crossings_on.tolist(),
-            bytes_per_s=tables.bytes_per_s.tolist(),
-            capacity=tables.capacity.tolist(),
-        )
+        self.tables: Tables = in_lists(tables)
+        self.shares: rules.Shares = in_lists(rules.Shares.of(tables))
         self.under_way: list[dict[_Activity, None]] = [{} for _ in tables.bytes_per_s]
-        self.shares = rules.Shares(*(column.tolist() for column in rules.Shares.of(tables)))
         self.changed: dict[int, None] = {}
         self.num_hot = 0
         self.hot_since_s = 0.0
@@ -152,7 +143,7 @@ class _Devices:
         self.occupied = [tables.occupied.row(kind) for kind in range(len(tables.taken))]
         self.takes = tables.taken.tolist()
         self.bound = tables.bound.tolist()
-        self.taken = np.zeros((tables.num_devices, 2), dtype=np.int64).tolist()
+        self.taken = [[0, 0] for _ in range(tables.num_devices)]
         self.slowing = [(0.0, 0.0)] * tables.num_devices
         self.under_way: list[dict[_Activity, None]] = [{} for _ in range(tables.num_devices)]
         self.changed: dict[int, None] = {}
@@ -206,12 +197,6 @@ class _Simulation:
         self.changed_rates = 0
         self.start_s = [-1.0] * len(tables.duration_s)
         self.end_s = [-1.0] * len(tables.duration_s)
-        self._duration_s = tables.duration_s.tolist()
-        self._latency_s = tables.latency_s.tolist()
-        self._kind = tables.kind.tolist()
-        self._flow = tables.flow.tolist()
-        self._device = tables.device.tolist()
-        self._occupies = np.diff(tables.occupied.start).astype(bool).tolist()
         self._is_closing = False
         followers = tables.waiting.values
         task = tables.waiting.row_of_value
@@ -236,37 +221,39 @@ class _Simulation:
     def _stream(self, tasks: list[int]) -> Waits:
         """Carry out the tasks of one stream, one after the other."""
         env = self.env
+        columns: Any = self.links.tables
         for task in tasks:
             for before in self._waits_for.get(task, ()):
                 yield self._ended[before]
             self.start_s[task] = env.now
-            kind = self._kind[task]
-            if self._occupies[kind]:
+            kind = columns.kind[task]
+            duration_s = columns.duration_s[task]
+            if self.devices.occupied[kind]:
                 self.devices.take(kind, 1)
                 self._close_instant()
-            if self._flow[kind] != NONE:
+            if (flow := columns.flow[kind]) != NONE:
                 # It is sent over links that others may use, after the latency.
-                latency_s = self._latency_s[task]
+                latency_s = columns.latency_s[task]
                 alone = None
                 if latency_s > 0.0:
-                    alone = env.timeout(self._duration_s[task])
+                    alone = env.timeout(duration_s)
                     yield env.timeout(latency_s)
-                flow = _Activity(env, kind, self._duration_s[task] - latency_s, alone)
-                self.links.change(self._flow[kind], flow, 1)
+                message = _Activity(env, kind, duration_s - latency_s, alone)
+                self.links.change(flow, message, 1)
                 self._close_instant()
-                yield flow.done
-                self.links.change(self._flow[kind], flow, -1)
+                yield message.done
+                self.links.change(flow, message, -1)
                 self._close_instant()
-            elif (device := self._device[kind]) != NONE:
+            elif (device := columns.device[kind]) != NONE:
                 # Communication may take something from the device.
-                computation = _Activity(env, kind, self._duration_s[task])
+                computation = _Activity(env, kind, duration_s)
                 self.devices.begin(device, computation)
                 self._close_instant()
                 yield computation.done
                 del self.devices.under_way[device][computation]
             else:
-                yield env.timeout(self._duration_s[task])
-            if self._occupies[kind]:
+                yield env.timeout(duration_s)
+            if self.devices.occupied[kind]:
                 self.devices.take(kind, -1)
                 self._close_instant()
             self.end_s[task] = env.now

@@ -180,6 +180,13 @@ def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Besi
     }
 
 
+def in_lists(columns: Any) -> Any:
+    """The same columns as lists, which are faster where elements are read one by one."""
+    if isinstance(columns, tuple):
+        return type(columns)(*map(in_lists, columns))
+    return columns.tolist() if isinstance(columns, np.ndarray) else columns
+
+
 def excess(taken: float) -> float:
     """Additional time of work, relative to its time alone, when a share of what limits it is taken."""
     share = min(taken, MOST_TAKEN)

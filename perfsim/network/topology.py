@@ -120,22 +120,18 @@ class _Edges:
         columns: list[tuple[NDArray[Any], ...]] = []
         for part in parts:
             number = {name: index for index, name in enumerate(part.names)}
-            there = np.array([(number[cable.a], number[cable.b]) for cable in part.cables], dtype=np.int64)
-            ends = np.stack([there.reshape(-1, 2), there.reshape(-1, 2)[:, ::-1]], axis=1).reshape(-1, 2)
-            named = [kinds.setdefault(cable.kind, len(kinds)) for cable in part.cables]
-            capacity = np.array([cable.bytes_per_s for cable in part.cables], dtype=float)
-            duplex = np.array([cable.duplex for cable in part.cables], dtype=bool)
-            both_ways = (np.array(named, dtype=np.int64), capacity, duplex)
-            of_kind, carried, apart = (np.repeat(column, 2) for column in both_ways)
-            latency_s = np.array([cable.seconds for cable in part.cables], dtype=float).ravel()
-            per_copy = (np.tile(row, len(part.vertices)) for row in (of_kind, carried, latency_s, apart))
-            sources, targets = (part.vertices[:, end].ravel() for end in ends.T)
-            columns.append((sources, targets, *per_copy))
-        source, target, kind, bytes_per_s, seconds, duplex = (
-            np.concatenate(column) for column in zip(*columns, strict=True)
-        )
+            rows = [
+                (number[a], number[b], kinds.setdefault(kind, len(kinds)), bytes_per_s, late_s, duplex)
+                for one, other, kind, bytes_per_s, seconds, duplex in part.cables
+                for a, b, late_s in ((one, other, seconds[0]), (other, one, seconds[1]))
+            ]
+            start, end, *per_copy = np.array(rows, dtype=float).reshape(-1, 6).T
+            ends = (part.vertices[:, at.astype(np.int64)].ravel() for at in (start, end))
+            columns.append((*ends, *(np.tile(column, len(part.vertices)) for column in per_copy)))
+        source, target, kind, bytes_per_s, seconds, duplex = map(np.concatenate, zip(*columns, strict=True))
+        kind = kind.astype(np.int64)
         usual = Rated.of(tuple(kinds), kind, bytes_per_s, seconds)
-        return cls(source, target, kind, tuple(kinds), bytes_per_s, seconds, duplex, usual)
+        return cls(source, target, kind, tuple(kinds), bytes_per_s, seconds, duplex.astype(bool), usual)
 
     def __len__(self) -> int:
         return len(self.source)
