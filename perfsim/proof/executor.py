@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,6 @@ RESULTS = ("loss", "weight gradient", "weights", NORM)
 """Quantities compared in every order; the first order also compares activations and their gradients."""
 CHECK_EVERY = 256
 """Tasks between two checks of the limits."""
-NOBODY = -2
-"""The writer of an empty buffer."""
 
 
 @dataclass
@@ -61,36 +61,62 @@ class Executor:
             for instance in np.unique(unfolded.of_peer(offset)).tolist():
                 if not self.members[instance] or program.actions[self.task[instance]].joined:
                     self.members[instance].append(offset)
-        self.first: dict[_Buffer, Any] = {}
-        """Initial values."""
+        number = defaultdict[_Buffer, int](count().__next__)
+        self.reads: list[list[list[int]]] = []
+        """The numbers of the buffers that every member of each instance reads."""
+        self.writes: list[list[list[int]]] = []
+        for task, members in zip(self.task, self.members, strict=True):
+            action = program.actions[task]
+            for of_instances, cells in ((self.reads, action.reads), (self.writes, action.writes)):
+                of_instances.append([[number[_buffer(cell, rank)] for cell in cells] for rank in members])
+        self.buffers = list(number)
+        self.first: dict[int, Any] = {}
+        """Initial values, by the number of their buffer."""
         self.expected: dict[tuple[Claim, int], tuple[Floats, float]] = {}
 
+    def follow(self, order: Sequence[int]) -> None:
+        """Check that every task reads what the intended tasks write, in an order; FaultError if not.
+
+        Tasks compute from what they read alone, so the numbers are then those of any other such order.
+        """
+        wrote = [START] * len(self.buffers)
+        for instance in order:
+            task = self.task[instance]
+            action = self.program.actions[task]
+            for numbers in self.reads[instance]:
+                for number, intended in zip(numbers, action.expects, strict=True):
+                    if wrote[number] != intended:
+                        raise self._misread(action, number, intended, wrote[number])
+            for numbers in self.writes[instance]:
+                for number in numbers:
+                    wrote[number] = task
+
+    def _misread(self, action: Action, number: int, intended: int, writer: int) -> FaultError:
+        name = self.program.name
+        wrote = "nothing is there yet" if writer == START else f"{name(writer)} wrote what is there"
+        detail = f"must read what {name(intended)} writes, but {wrote}"
+        tensor = self.program.tensor(self.buffers[number][0])
+        return FaultError(Fault("order", name(action.task), tensor, detail))
+
     def run(self, order: Sequence[int], outcome: Outcome, *, thorough: bool = False) -> None:
-        """Execute every task once and add what is found; FaultError if that is impossible."""
-        held: dict[_Buffer, tuple[int, Any]] = {}  # the writer of every value, and the value
+        """Follow an order, execute every task once and add what is found; FaultError if it is impossible."""
+        self.follow(order)
+        held = self.first.copy()
         limits = present_limits()
         progress = "{:,} of {:,} tasks of one order executed".format
-        for number, instance in enumerate(order):
-            if number % CHECK_EVERY == 0:
-                limits.in_time(partial(progress, number, len(self.task)))
+        for done, instance in enumerate(order):
+            if done % CHECK_EVERY == 0:
+                limits.in_time(partial(progress, done, len(self.task)))
             task = self.task[instance]
             action = self.program.actions[task]
             members = self.members[instance]
-            operands = []
-            for rank in members:
-                read = []
-                for cell, intended in zip(action.reads, action.expects, strict=True):
-                    buffer = _buffer(cell, rank)
-                    writer, value = held.get(buffer, (NOBODY, None))
-                    if writer != intended:
-                        value = self._begin(action, intended, buffer, writer)
-                        held[buffer] = START, value
-                    read.append(value)
-                operands.append(read)
+            for number in chain.from_iterable(self.reads[instance]):
+                if number not in held:
+                    held[number] = self.first[number] = self._initial(action, number)
+            operands = [[held[number] for number in numbers] for numbers in self.reads[instance]]
             results = self._execute(action, members, operands)
-            for rank, result in zip(members, results, strict=True):
-                for cell, value in zip(action.writes, result, strict=True):
-                    held[_buffer(cell, rank)] = task, value
+            for numbers, result in zip(self.writes[instance], results, strict=True):
+                held.update(zip(numbers, result, strict=True))
             if thorough and (message := action.message):
                 try:
                     most = max(map(message.elements, operands, results))
@@ -103,22 +129,14 @@ class Executor:
                     for rank, result in zip(members, results, strict=True):
                         self._compare(action, position, claim, rank, result[position], outcome)
 
-    def _begin(self, action: Action, intended: int, buffer: _Buffer, writer: int) -> Any:
-        """The initial value of an empty buffer; any other mismatch of its writer is a fault."""
-        name = self.program.name
-        cell, rank = buffer
-        tensor = self.program.tensor(cell)
-        if writer != NOBODY or intended != START:
-            wrote = "nothing is there yet" if writer == NOBODY else f"{name(writer)} wrote what is there"
-            detail = f"must read what {name(intended)} writes, but {wrote}"
-            raise FaultError(Fault("order", name(action.task), tensor, detail))
-        if buffer not in self.first:
-            try:
-                self.first[buffer] = self.interpreter.initial(cell, rank)
-            except BROKEN:
-                detail = "nothing writes it before it is read"
-                raise FaultError(Fault("refused", name(action.task), tensor, detail)) from None
-        return self.first[buffer]
+    def _initial(self, action: Action, number: int) -> Any:
+        cell, rank = self.buffers[number]
+        try:
+            return self.interpreter.initial(cell, rank)
+        except BROKEN:
+            detail = "nothing writes it before it is read"
+            fault = Fault("refused", self.program.name(action.task), self.program.tensor(cell), detail)
+            raise FaultError(fault) from None
 
     def _execute(
         self, action: Action, members: Sequence[int], operands: list[list[Any]]

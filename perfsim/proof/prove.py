@@ -58,6 +58,11 @@ from perfsim.work.unfold import Unfolded, unfold
 MOST_FAULTS = 20
 MOST_TASKS = 400_000
 """In one order: some minutes."""
+EXECUTED = 3
+"""Orders whose numbers are computed: that of the ids, the simulated one and a random one.
+
+In other random ones every task must read what it read in these.
+"""
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,13 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         task = subject.unfolded.task
         simulated = np.lexsort((np.arange(tasks), np.asarray(evaluation.trace.start_s)[task])).tolist()
         for order in (range(tasks), simulated, *subject.random_orders(orders, seed)):
-            executor.run(order, outcome, thorough=runs == 0)
+            if runs < EXECUTED:
+                before = outcome.compared
+                executor.run(order, outcome, thorough=runs == 0)
+                compared = outcome.compared - before
+            else:
+                executor.follow(order)
+                outcome.compared += compared
             if runs == 0:
                 outcome.faults += islice(subject.mispriced(outcome), MOST_FAULTS)
             runs += 1

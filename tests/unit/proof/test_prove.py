@@ -31,6 +31,16 @@ def test_a_part_of_the_catalogue_computes_what_serial_training_does(number: int)
     assert proof.orders == 2
 
 
+@pytest.mark.parametrize("number", [3, 40, -1])
+def test_orders_in_which_tasks_read_the_same_have_the_same_numbers(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = CASES[number].plan(default_catalog().model(MODEL), default_catalog())
+    followed = prove.prove_plan(plan, orders=5, seed=1)
+    monkeypatch.setattr(prove, "EXECUTED", 7)
+    assert prove.prove_plan(plan, orders=5, seed=1) == followed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "orders"), [("gpt3_20b", 10), ("llama2_70b", 2), ("gptj_6b", 2), ("bert_large", 2)]
