@@ -96,7 +96,6 @@ class HyperbolaFit:
         return math.exp(Z_90 * max(math.log(high / self.b_crit), math.log(self.b_crit / low)))
 
     def examples(self, batch: Batch) -> Batch:
-        """Examples to the target at `batch`."""
         return examples(batch, self.e_min, self.b_crit)
 
     @classmethod
@@ -290,7 +289,6 @@ class CriticalBatch:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise InputError for an impossible batch or band."""
         require_positive(**{"the critical batch in tokens": self.tokens})
         if not (math.isfinite(self.band_factor) and self.band_factor >= 1):
             raise InputError(
@@ -327,7 +325,6 @@ class LawInputs:
     """For law `fitted`."""
 
     law: str = ""
-    """The law that is asked."""
 
     def need(self, name: Literal["d_min_tokens", "loss", "params", "tokens"]) -> float:
         """An input without which the law has no answer; InputError where it is missing or impossible."""

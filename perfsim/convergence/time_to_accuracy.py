@@ -97,7 +97,6 @@ class TimeToAccuracy:
     """Seconds of each later phase, of tokens that are given."""
 
     def __post_init__(self) -> None:
-        """Raise InputError, with the name, for a value that is impossible."""
         require_positive(
             step_time_s=self.step_time_s, batch=self.batch_tokens, d_min_tokens=self.d_min_tokens
         )
@@ -105,11 +104,6 @@ class TimeToAccuracy:
             error = getattr(self, name)
             if not 0 <= error < math.inf:
                 raise InputError(f"{name} must be a fraction of at least 0, got {error:g}")
-
-    @property
-    def overhead(self) -> float:
-        """E / E_min."""
-        return examples(self.batch_tokens, 1.0, self.critical.tokens)
 
     @property
     def examples_tokens(self) -> float:
@@ -140,7 +134,8 @@ class TimeToAccuracy:
 
     def examples_shift(self, b_crit_tokens: float) -> float:
         """Logarithm of the examples at another critical batch over those at its own."""
-        return math.log(examples(self.batch_tokens, 1.0, b_crit_tokens) / self.overhead)
+        there, here = (examples(self.batch_tokens, 1.0, b) for b in (b_crit_tokens, self.critical.tokens))
+        return math.log(there / here)
 
     @property
     def regime_text(self) -> str:

@@ -48,7 +48,6 @@ class Uncertain:
     unit: str = ""
 
     def __post_init__(self) -> None:
-        """Raise InputError for a range that is not in order."""
         if not (0 <= self.low <= self.typical <= self.high < math.inf):
             raise InputError(
                 f"{self.name}: low {self.low:g}, typical {self.typical:g} and high {self.high:g} must be in "

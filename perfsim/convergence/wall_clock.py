@@ -207,7 +207,6 @@ class HealthyRun:
 
     @property
     def time_s(self) -> float:
-        """Time of all steps."""
         return self.steps * self.step_time_s
 
     def parts(self, spec: WallClockSpec) -> tuple[RunPart, ...]:
@@ -231,8 +230,7 @@ class HealthyRun:
 
     def wall_s(self, spec: WallClockSpec, time_s: FloatArray, place: Place) -> FloatArray:
         """Seconds of the whole run for each time of all steps, with the inputs at their places."""
-        parts = _Clock(spec, self, time_s, place).parts()
-        return sum((seconds for _, seconds in parts), start=np.zeros(()))
+        return _sum(seconds for _, seconds in _Clock(spec, self, time_s, place).parts())
 
     def failing(self, spec: WallClockSpec) -> FailingRun:
         """The steps with their stragglers and what interrupts them, with all inputs typical."""
@@ -274,7 +272,6 @@ class _Clock:
 
     @cached_property
     def ranges(self) -> Mapping[int, Uncertain]:
-        """The ranges by their ids."""
         return _ranges(self.spec)
 
     def of(self, given: Range[Any] | None, *, without: float = 0.0) -> FloatArray:
@@ -349,7 +346,6 @@ class _Clock:
         return np.minimum(np.maximum(best_s, background_s), self.slowed_s)
 
     def parts(self) -> Iterator[tuple[str, FloatArray]]:
-        """Name and seconds of each part."""
         spec = self.spec
         failing = self.failing
         yield "steps", self.time_s
@@ -390,7 +386,7 @@ class _Clock:
         }
         if failures_per_s:
             words["failures"] = f"one every {1 / failures_per_s / DAY_S:.2g} days"
-            total = sum((seconds for _, seconds in self.parts()), start=np.zeros(3))
+            total = _sum(seconds for _, seconds in self.parts())
             if np.any(self.time_s < LEAST_PROGRESS * total):
                 words["failures"] += (
                     "; at an end of the range the run hardly advances: it fails more often than it can "

@@ -51,7 +51,6 @@ class _Removal:
     instead: str = "free"
     """The assumption that replaces it."""
     parts: Parts = field(default_factory=dict)
-    """Parts of the prices that change."""
     constants: tuple[str, ...] = ()
     """Fitted constants of the mechanism, which a new fit leaves out."""
     works: tuple[str, ...] = ()
@@ -273,7 +272,6 @@ class Removed:
 
     mechanism: str
     instead: str
-    """What replaces it."""
     summary: Mapping[str, Any]
     left_out: Mapping[str, Any]
     """The score of runs by a new fit without the mechanism and their family; empty if not requested."""
@@ -292,7 +290,6 @@ class StepAccuracy:
     def of(
         cls, cases: Sequence[StepCase], result: Mapping[str, Any], catalog: Catalog, *, leaves_out: bool
     ) -> StepAccuracy:
-        """Explain the score of some step-time cases."""
         examined = mapped(partial(_examine, catalog=catalog, leaves_out=leaves_out), cases)
         on_gpus = [runs for runs, _ in examined if runs]
         tangents = [tangent for _, tangent in examined if tangent is not None]

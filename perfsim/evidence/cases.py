@@ -476,12 +476,10 @@ class PlacedCase:
 
     @classmethod
     def of(cls, case: StepCase, question: Question) -> PlacedCase:
-        """The plan of the question of a case."""
         return cls(case, plan_of(question), question.costs)
 
     @cached_property
     def graph(self) -> TaskGraph:
-        """The graph of its step."""
         return self.plan.graph()
 
     @cached_property
@@ -552,7 +550,6 @@ class ConvergenceCase(_CaseSpec):
 
     @property
     def run_kind(self) -> RunKind:
-        """The kind of its runs."""
         if self.notes.startswith("fine-tuning"):
             return "fine-tuning"
         return "warm-start" if self.notes.startswith("warm") else "pre-training"

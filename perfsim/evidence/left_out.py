@@ -65,9 +65,7 @@ class LeftOut:
     """The family, with model and number of devices where it is left out in parts; of wafers the model."""
     calibration: str
     runs: tuple[Scored, ...]
-    """The group's runs as predicted without it."""
     constants: Constants = field(default_factory=dict)
-    """The constants fitted without the group."""
     kept: tuple[str, ...] = ()
     """Constants at their recorded values, because no other group determines them."""
     borrowed: str = ""
@@ -75,7 +73,6 @@ class LeftOut:
 
     @property
     def outside(self) -> dict[str, Any]:
-        """The score of its runs."""
         return Scored.scores(self.runs)
 
     @property

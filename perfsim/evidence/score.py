@@ -110,7 +110,6 @@ class Scored:
     asked_s: float | None = None
     """Predicted step time with the runtime that users get who name none; None where it failed."""
     failure: str = ""
-    """Why there is no prediction."""
     band: CaseBand | None = None
     hidden_communication: float | None = None
     """Share of the step that hides communication."""
@@ -152,7 +151,6 @@ class Scored:
 
     @staticmethod
     def of_families(runs: Iterable[Scored]) -> dict[str, dict[str, Any]]:
-        """The summary of each family."""
         return {family: Scored.scores(members) for family, members in _by_family(runs).items()}
 
     @staticmethod

@@ -79,7 +79,6 @@ class Traits:
 
     @classmethod
     def of(cls, plan: Plan) -> Traits:
-        """The traits of a plan."""
         device = plan.system.device
         layout = plan.layout
         sharded = layout.zero_stage == SHARDED
@@ -194,7 +193,6 @@ class Reached(NamedTuple):
     sequences: float = 0.0
     """Per step and device."""
     kind: str = ""
-    """Kind of system."""
     constants: str = ""
     """Name of the device's calibration."""
     precision: str = ""
@@ -206,11 +204,9 @@ class Reached(NamedTuple):
     micro_batch_tokens: int = 0
     """Tokens of a replica's micro-batch; 0: not published."""
     framework: str = ""
-    """Name of the framework that ran it."""
     generation: str = ""
     """Generation of its device's chips."""
     experts: bool = False
-    """Whether its model has experts."""
     settings: Sequence[Any] = ()
     """Schedule, ZeRO stage and recompute, as `risk.settings_of` has them."""
     degrees: Sequence[int] = ()
@@ -219,7 +215,6 @@ class Reached(NamedTuple):
     @staticmethod
     @cache
     def recorded() -> tuple[Reached, ...]:
-        """All recorded runs."""
         return tuple(Reached(*row) for row in json.loads(_record(RUNS_RECORD)))
 
     @classmethod

@@ -244,7 +244,6 @@ def _marked(plan: Plan, name: str) -> str:
 
 @cache
 def _reader(answer: type[Prediction], name: str) -> TypeAdapter[Any]:
-    """The reader of a field of a stored answer."""
     return TypeAdapter(get_type_hints(answer)[name])
 
 

@@ -121,7 +121,7 @@ class Asked:
 
     @classmethod
     def instead(cls, path: str, known: Iterable[str]) -> str:
-        """What to write instead of a path that begins with no known name or stands elsewhere, or nothing."""
+        """What to write instead of a path that begins with no known name, or stands elsewhere; or nothing."""
         root = path.partition(".")[0]
         if root in known or misplaced(path):
             return misplaced(path)

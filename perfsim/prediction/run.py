@@ -143,7 +143,6 @@ class Evaluation:
     cluster: ClusterCalibration | None = None
     """What every second of the trace was multiplied by, where the user measured steps."""
     perturbed: Perturbed | None = None
-    """What disturbed the run; None: nothing."""
     ranks: tuple[Ranked, ...] = ()
     """The proven layout and the fastest, where both were asked for."""
 

@@ -71,7 +71,6 @@ class _StudyCatalog(Catalog):
     """A catalogue that also loads studies, so that a sweep can name one."""
 
     def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
-        """The description of a kind, including studies."""
         if kind == "study":
             return _read("study", StudySpec, self.find(kind, name_or_path, near), self)[0]
         return super().load(kind, name_or_path, near)
@@ -257,7 +256,6 @@ class Changer:
     made: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, make: Callable[[], Made], *key: Hashable) -> Made:
-        """What was made for this key."""
         if key not in self.made:
             self.made[key] = make()
         known: Made = self.made[key]
@@ -275,9 +273,8 @@ class Changer:
         """The candidate with values of its own replaced, its system and its runtime first as a whole."""
         inside = changes_by_root(changes)
         parts = {root: inside[root] for root in ("system", "runtime") if root in inside}
-        values = {path: value for path, value in changes.items() if path.partition(".")[0] not in parts}
-        values |= {root: changes[root] for root in parts if root in changes}
-        values = {study_path(path): value for path, value in values.items()}
+        outside = [path for path in changes if path in parts or path.partition(".")[0] not in parts]
+        values = {study_path(path): changes[path] for path in outside}
         key = (id(candidate), repr(values))
         changed = self.once(lambda: self.catalog.override(candidate, values), *key) if values else candidate
         for root, inner in parts.items():

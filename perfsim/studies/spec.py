@@ -207,7 +207,6 @@ class OwnLossLaw(Spec):
 
     @property
     def law(self) -> LossLaw:
-        """The law with these coefficients."""
         return LossLaw(name="own", **self.model_dump())
 
 
@@ -241,7 +240,6 @@ class ConvergenceSpec(Spec):
 
     @property
     def of_loss(self) -> LossLaw:
-        """The law of the loss."""
         return loss_law(self.loss_law) if isinstance(self.loss_law, str) else self.loss_law.law
 
     @model_validator(mode="after")
@@ -485,7 +483,6 @@ def _digest(document: Any) -> str:
 
 
 def _without_prose(value: Any) -> Any:
-    """A description without its prose."""
     if isinstance(value, Mapping):
         return {key: _without_prose(item) for key, item in value.items() if key not in _PROSE}
     if isinstance(value, list):

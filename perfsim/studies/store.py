@@ -104,7 +104,6 @@ class Store:
 
 
 def _sum(digest: str, text: str, seconds: float) -> str:
-    """The checksum of a row."""
     return hashlib.sha256(f"{digest} {seconds!r} {text}".encode()).hexdigest()
 
 

@@ -28,7 +28,6 @@ def test_time_is_steps_times_step_time() -> None:
     answer = at(2e7, 3.0)
     assert answer.steps == pytest.approx(4e4)
     assert answer.examples_tokens == pytest.approx(8e11)
-    assert answer.overhead == 2.0
     assert answer.time_s == pytest.approx(4e4 * 3.0)
 
 
