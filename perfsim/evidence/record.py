@@ -125,7 +125,7 @@ def _reached(case: StepCase, question: Question) -> Reached:
         attention=case.training.attention,
         num_devices=count,
         mfu=round(model_flop_per_step(job) / (case.measured.step_time_s * peak), _DIGITS),
-        sequences=round(job.global_batch_size / count, 2),
+        batch_tokens=job.global_batch_size * job.seq_length,
         kind=question.system.kind,
         constants=device.constants,
         precision=job.recipe.precision,

@@ -190,8 +190,8 @@ class Reached(NamedTuple):
     attention: str
     num_devices: int
     mfu: float
-    sequences: float = 0.0
-    """Per step and device."""
+    batch_tokens: int = 0
+    """Tokens of a step."""
     kind: str = ""
     constants: str = ""
     """Name of the device's calibration."""

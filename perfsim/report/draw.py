@@ -28,7 +28,7 @@ PALE = "#C9CDD3"
 INK = "#5B6470"
 SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
 """Colours of series; no two series differ in colour only."""
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _GRID = "rgba(128,128,128,0.28)"
 IDEAL = {"color": GREY, "width": 1.5, "dash": "dot"}
@@ -137,7 +137,7 @@ def bars(
     return go.Bar(orientation="h", name=in_lines(name), y=labels, x=x, marker=marker, **_hover(hover), **more)
 
 
-def _hover(words: Sequence[str]) -> dict[str, Any]:
+def _hover(words: Sequence[Any]) -> dict[str, Any]:
     return {"customdata": words, "hovertemplate": "%{customdata}<extra></extra>"}
 
 
@@ -147,6 +147,22 @@ def marks(
     """Marks at points; `hover` is what each says."""
     look = {"mode": "markers", "marker": marker, **_hover(hover)}
     return go.Scatter(name=in_lines(name), x=x, y=y, **(look | more))
+
+
+def fields(
+    x: Sequence[float],
+    y: Sequence[float],
+    numbers: Sequence[Sequence[int | None]],
+    colours: Sequence[str],
+    written: Sequence[Sequence[str]],
+    hover: Sequence[Sequence[str]],
+) -> go.Heatmap:
+    """Fields between the sides x and y, each in the colour of its number; None is left empty."""
+    ends = [(end / len(colours), colour) for at, colour in enumerate(colours) for end in (at, at + 1)]
+    middle = [[None if number is None else number + 0.5 for number in row] for row in numbers]
+    look = {"colorscale": ends, "zmin": 0, "zmax": len(colours), "showscale": False, "xgap": 1, "ygap": 1}
+    look |= {"text": written, "texttemplate": "%{text}"}
+    return go.Heatmap(x=x, y=y, z=middle, **look, **_hover(hover))
 
 
 def line(
@@ -178,8 +194,8 @@ class Series(NamedTuple):
     def of(cls, table: Table, x: str) -> Iterator[Series]:
         """A series for each value of the first column, in the order of the numbers of another column."""
         for index, (name, rows) in enumerate(table.by(table.columns[0].name).items()):
-            opened = "-open" if index // len(_SYMBOLS) % 2 else ""  # where colours repeat
-            symbol = _SYMBOLS[index % len(_SYMBOLS)] + opened
+            opened = "-open" if index // len(SYMBOLS) % 2 else ""  # where colours repeat
+            symbol = SYMBOLS[index % len(SYMBOLS)] + opened
             dash = DASHES[index % len(DASHES)]
             yield cls(name, rows.sorted(x), SERIES[index % len(SERIES)], symbol, dash)
 

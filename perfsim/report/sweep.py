@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from perfsim.base.units import DAY_S
 from perfsim.report import draw, text
+from perfsim.report.atlas import maps
 from perfsim.report.page import Page, Section, caveats_section
 from perfsim.report.study import inputs_section, wall_sentence
 from perfsim.report.study_figures import where_steps_go
@@ -129,8 +130,10 @@ def sweep_page(result: SweepResult) -> Page:
     sections.append(inputs_section(result.assumptions))
     scale, note = (None, "") if result.changes and not result.scalings else _scale(result)
     sentences = list(result.sentences)
+    if result.atlas is not None:  # its maps say the rest
+        scale, note, sentences = None, "", sentences[:1]
     compared = result.feasible and not result.variants and len(result.targets) == 1
-    headline = sentences.pop(0) if compared else ""
+    headline = sentences.pop(0) if compared or result.atlas is not None else ""
     return Page(
         result.sweep.spec.title,
         sections,
@@ -237,6 +240,7 @@ def _summary(result: SweepResult, report: str) -> dict[str, Any]:
         **result.head(),
         "equals": equals,
         "equal_time": equal_time,
+        "atlas": [] if result.atlas is None else list(map(asdict, result.atlas.places)),
         "verdict": result.verdict,
         "report": report,
         "version": __version__,
@@ -248,9 +252,11 @@ def _summary(result: SweepResult, report: str) -> dict[str, Any]:
 
 def _drawn(result: SweepResult) -> Iterator[Section]:
     """What variants change, how machines scale, what a shorter time costs, and where steps go."""
+    if result.atlas is not None:
+        yield from maps(result.atlas)
     if result.changes:
         yield _changed_steps(result)
-    if result.scalings or not result.variants:
+    if result.scalings or not (result.variants or result.atlas):
         yield _scaling(result)
         yield from () if result.variants else _matches(result)
         yield from _time_and_cost(result)

@@ -29,6 +29,7 @@ from perfsim.studies.answers import (
     settings_text,
     shared_caveats,
 )
+from perfsim.studies.atlas import Atlas, atlas_of
 from perfsim.studies.decision import amount, outcome_of, time_unit, verb
 from perfsim.studies.loading import LAYOUT, VARIANT, Sweep
 from perfsim.studies.spec import digests
@@ -289,6 +290,11 @@ class SweepResult:
         return list(groups.values())
 
     @cached_property
+    def atlas(self) -> Atlas | None:
+        """Maps of who is first, where the grid has several models on several machines."""
+        return atlas_of(self.targets) if self.targets and not self.variants else None
+
+    @cached_property
     def equal_times(self) -> Sequence[tuple[Sequence[Match], Sequence[Match]]]:
         """For each other machine of the first's target, its points matched by the first, and the reverse."""
         rivals: dict[tuple[str, str], Series] = {}
@@ -408,7 +414,8 @@ class SweepResult:
             )
             return [*effects, f"What the planner changed from {ends}: {policies}."]
         if any(len({member.machine for member in target}) > 1 for target in self.targets[1:]):
-            return [_first_at_each(target) for target in self.targets]
+            summary = [] if self.atlas is None else [self.atlas.sentence]
+            return [*summary, *map(_first_at_each, self.targets)]
         if len(self.targets) > 1:
             return [_scales(member) for member in self.series[:MAX_SENTENCES]]
         return [self.first_sentence, _matched(self.matches) if self.matches else _scales(self.series[0])]

@@ -1,0 +1,202 @@
+"""Who is first by size of the model: as sized, with as much power or money an hour, and in as much time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from perfsim.convergence.bill import HOUR_S
+from perfsim.prediction.bands import Reached
+from perfsim.studies.answers import PointResult
+from perfsim.studies.decision import outcome_of
+from perfsim.studies.loading import BATCH_PATHS
+from perfsim.work.counts import parameters
+
+if TYPE_CHECKING:
+    from perfsim.studies.variants import Series
+
+AS_SIZED = "as sized"
+IN_TIME = "time"
+CRITICAL_BATCH = "convergence.critical_batch_tokens"
+LEVELS = 9
+"""Rows of a map whose rows are powers or amounts an hour."""
+_FAR = 1e9
+"""Times the largest size of the grid, and part of the smallest: beyond all that is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who is first at one place of a map."""
+
+    reading: str
+    """What is equal: sizes `as sized` by the grid, `power`, `money an hour`, or `time`."""
+    model: str
+    num_parameters: float
+    level: float
+    """Power (kW) or money an hour of the grid's first machine, or the value of a setting of the grid."""
+    first: str
+    rival: str
+    """The next."""
+    ratio: float
+    """How many times as much time the next takes; in equal time, as much power or money an hour."""
+    sure: bool
+    """Whether it takes more throughout the 90 % band of the ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class Atlas:
+    """Who is first, by size of the model upward of power, money an hour or a setting."""
+
+    places: tuple[Place, ...]
+    rate: str
+    """`power` or `money an hour`."""
+    unit: str
+    """Of the rate: kW, or a currency."""
+    upward: str
+    """The path of the setting whose values are the levels; empty where they are rates."""
+    machines: Mapping[str, tuple[str, float]]
+    """By name: its device, and the rate of one with its share of servers."""
+
+    @property
+    def sentence(self) -> str:
+        """At how many places who is first."""
+        said = []
+        for reading in dict.fromkeys(place.reading for place in self.places):
+            firsts = [place.first for place in self.places if place.reading == reading]
+            counts = [f"{name} at {count}" for name, count in Counter(firsts).most_common()]
+            words = reading if reading == AS_SIZED else f"with as much {reading}"
+            said.append(f"{words}: {' and '.join(counts)} of {len(firsts)} places")
+        return f"First {'; '.join(said)}."
+
+    @property
+    def published(self) -> list[tuple[str, float, Reached]]:
+        """Published runs on these devices: the machine, the level, and the run; none by another setting."""
+        if self.upward not in ("", CRITICAL_BATCH):
+            return []
+        return [
+            (name, float(run.batch_tokens) if self.upward else run.num_devices * rate, run)
+            for name, (device, rate) in self.machines.items()
+            for run in Reached.recorded()
+            if run.device == device
+        ]
+
+
+def atlas_of(targets: Sequence[Sequence[Series]]) -> Atlas | None:
+    """The maps of several models on several machines, over one more number at most; None for another grid.
+
+    Money is compared where every machine has a price, else power; None where not every power is known.
+    """
+    if any(len({series.machine for series in group}) < max(len(group), 2) for group in targets):
+        return None
+    points = [point for group in targets for series in group for point in series.points]
+    others = {path for point in points for path in point.settings} - {"model", *BATCH_PATHS}
+    upward = [path for path in others if len({str(point.settings.get(path)) for point in points}) > 1]
+    levels = [point.settings.get(path) for point in points for path in upward]
+    models = {point.study.model.name for point in points}
+    numbers = all(isinstance(level, (int, float)) and level > 0 for level in levels)
+    if len(models) < 2 or len(upward) > 1 or not numbers:
+        return None
+    outcomes = [outcome_of(point) for point in points]
+    priced = all(outcome.money is not None for outcome in outcomes)
+    bills = [outcome.money if priced else outcome.energy_kwh for outcome in outcomes]
+    rates = {
+        id(point): bill.typical / (outcome.wall_s.typical / HOUR_S)
+        for point, outcome, bill in zip(points, outcomes, bills, strict=True)
+        if bill is not None
+    }
+    if len(rates) < len(points):
+        return None
+    rate = "money an hour" if priced else "power"
+    least, most = np.log([min(rates.values()), max(rates.values())])
+    rows = np.linspace(least, most, LEVELS).tolist()
+    path = "".join(upward)
+    places = [place for group in targets for place in _places(group, rates, rate, path, rows)]
+    machines = {
+        _name(point, targets[0]): (point.question.system.device.name, rates[id(point)] / point.num_devices)
+        for point in points
+    }
+    return Atlas(tuple(places), rate, points[0].study.prices.currency if priced else "kW", path, machines)
+
+
+def _name(point: PointResult, group: Sequence[Series]) -> str:
+    """What several devices are called, with system and strategy where another machine is called so too."""
+    nouns = [series.first.devices_noun for series in group]
+    apart = f" ({point.system}, {point.strategy})" if nouns.count(point.devices_noun) > 1 else ""
+    return f"{point.devices_noun}{apart}"
+
+
+# Places of one target. A machine's time by its rate (power or money an hour) is straight in logarithms
+# between the sizes of the grid. Beyond them it is in proportion, which is kind to more devices than any of
+# the grid.
+
+
+class _Course(NamedTuple):
+    """How long a kind of machine takes to one target, by its rate, both as logarithms."""
+
+    points: Sequence[PointResult]
+    rates: Sequence[float]
+    """Rising."""
+    times: Sequence[float]
+
+    @classmethod
+    def of(cls, series: Series, rates: Mapping[int, float]) -> _Course:
+        """The course of a series; `rates` are those of its points by `id`."""
+        points = sorted(series.points, key=lambda point: rates[id(point)])
+        known = [(rates[id(point)], point.prediction.wall_s) for point in points]
+        (least, longest), (most, shortest) = known[0], known[-1]
+        ends = [(least / _FAR, longest * _FAR), *known, (most * _FAR, shortest / _FAR)]
+        return cls(points, *np.log(ends).T.tolist())
+
+    def time(self, rate: float) -> float:
+        """The time at a rate."""
+        return float(np.interp(rate, self.rates, self.times))
+
+    def rate(self, time: float) -> float:
+        """The rate that takes a time."""
+        return float(np.interp(-time, np.negative(self.times), self.rates))
+
+    def nearest(self, rate: float) -> PointResult:
+        """The point of the grid whose rate is nearest."""
+        return self.points[int(np.argmin(np.abs(np.subtract(self.rates[1:-1], rate))))]
+
+
+_Taken = list[tuple[float, PointResult]]
+"""Of each machine the logarithm of what it takes, and the point of the grid that is nearest."""
+
+
+def _places(
+    group: Sequence[Series], rates: Mapping[int, float], rate: str, upward: str, rows: Sequence[float]
+) -> Iterator[Place]:
+    """Who is first at every rate of `rows`, or at the one value of the setting `upward`."""
+    courses = [_Course.of(series, rates) for series in group]
+
+    def at_rate(row: float) -> _Taken:
+        return [(course.time(row), course.nearest(row)) for course in courses]
+
+    def in_time(time: float) -> _Taken:
+        needed = [(course.rate(time), course) for course in courses]
+        return [(row, course.nearest(row)) for row, course in needed]
+
+    def place(reading: str, level: float, taken: _Taken) -> Place:
+        (least, first), (more, rival), *_ = sorted(taken, key=lambda known: known[0])
+        ratio = math.exp(more - least)
+        band = rival.target_time.ratio_to(first.target_time)
+        model = first.study.model
+        size = float(parameters(model).total)
+        names = _name(first, group), _name(rival, group)
+        return Place(reading, model.name, size, level, *names, ratio, ratio >= band.ratio / band.low)
+
+    if upward:
+        level = float(group[0].first.settings[upward])
+        fastest = [series.fastest for series in group]
+        yield place(AS_SIZED, level, [(math.log(point.prediction.wall_s), point) for point in fastest])
+        yield place(rate, level, at_rate(courses[0].rates[-2]))
+        return
+    for row in rows:
+        yield place(rate, math.exp(row), at_rate(row))
+        yield place(IN_TIME, math.exp(row), in_time(courses[0].time(row)))

@@ -1,0 +1,57 @@
+"""The maps of a sweep over models: who is first, and published runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsim.report.atlas import maps
+from perfsim.studies.loading import load_sweep
+from perfsim.studies.runner import run_sweep
+from perfsim.studies.variants import SweepResult
+
+SWEEP = """\
+title: Maps
+question: Who?
+study: {extends: gpt3_20b, recipe: chinchilla, sampling: {tasks: 0}, batch_sizes: [96]}
+grid:
+  candidates:
+    - {strategy: weight-streaming, system: cs-2, devices: [1, 2]}
+    - strategy: weight-streaming
+      system: {extends: cs-2, name: hungry, power: {low: 90 kW, typical: 92 kW, high: 94 kW}}
+      devices: [2]
+"""
+
+
+def swept(folder: Path, grid: str) -> SweepResult:
+    path = folder / "maps.yaml"
+    path.write_text(SWEEP + grid, encoding="utf-8")
+    return run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1)
+
+
+def test_a_map_colours_the_machine_of_least_power_and_marks_published_runs(tmp_path: Path) -> None:
+    atlas = swept(tmp_path, "  model: [gpt3_xl, gpt3_6p7b]\n").atlas
+    assert atlas is not None
+    assert {place.first for place in atlas.places} == {"CS-2"}
+    assert {place.sure for place in atlas.places} == {True}
+    # As large a machine with the same speed and four times the power: as long with four times as much.
+    ratios = [place.ratio for place in atlas.places if place.level >= 46 and place.reading == "power"]
+    assert ratios == pytest.approx([4.0] * len(ratios), rel=0.05)
+    power, in_time = maps(atlas)
+    assert power.table is not None
+    assert in_time.table is not None
+    assert len(power.table.rows) == len(in_time.table.rows) == 18
+    assert "usc_gpt3_2p7b_1xcs2_b256" in str(power.figure)
+
+
+def test_a_map_by_critical_batch_also_has_the_sizes_of_the_grid(tmp_path: Path) -> None:
+    grid = "  model: [gpt3_xl, gpt3_6p7b]\n  convergence.critical_batch_tokens: [1000000, 4000000]\n"
+    atlas = swept(tmp_path, grid.replace("  conv", "  convergence.law: [constant]\n  conv")).atlas
+    assert atlas is not None
+    assert atlas.sentence.startswith("First as sized: ")
+
+
+@pytest.mark.parametrize("more", ["", "gpt3_6p7b]\n  recipe.precision: [bf16, fp16"])
+def test_one_model_or_a_setting_without_numbers_has_no_map(tmp_path: Path, more: str) -> None:
+    assert swept(tmp_path, f"  model: [gpt3_xl, {more}]\n").atlas is None
