@@ -150,21 +150,6 @@ def model_flop_per_step(job: Job) -> float:
     return (body + head * heads) * job.tokens_per_step + attention_flop_per_step(job)
 
 
-def _whole_layer(job: Job, kind: LayerKind) -> LayerSlice:
-    """A layer of a kind for one sequence, with what its recompute keeps."""
-    recipe = job.recipe
-    framework = job.runtime.stack
-    return LayerSlice(
-        job.model,
-        recipe.seq_length,
-        1,
-        attention=recipe.runtime.attention,
-        keeps=recipe.runtime.recompute_keeps,
-        selective="core" if framework is None else framework.selective,
-        kind=kind,
-    )
-
-
 def recompute_flop_per_step(
     job: Job, recompute: Recompute, *, stops_early: bool = False, share: float = 1.0
 ) -> float:
@@ -178,7 +163,7 @@ def recompute_flop_per_step(
     counts = parameters(job.model)
     flop_per_token = 0.0
     for kind in layer_kinds(model) if recompute != "none" else ():
-        part = _whole_layer(job, kind)
+        part = LayerSlice.of(job, kind)
         modules = RECOMPUTED[recompute]
         if "core_attn" in modules and (part.attention == "standard" or not part.by_operator(recompute)):
             flop_per_token += _core_flop_per_token(model, kind, job.seq_length)
@@ -214,7 +199,7 @@ def hardware_flop_per_step(job: Job, recompute: Recompute, share: float = 1.0) -
     utilisations of its Table 5 follow.
     """
     recomputed = recompute_flop_per_step(job, recompute, share=share)
-    core_alone = recompute == "selective" and not _whole_layer(job, PLAIN).by_operator(recompute)
+    core_alone = recompute == "selective" and not LayerSlice.of(job).by_operator(recompute)
     factor = SELECTIVE_AS_PRINTED if core_alone else 1.0
     return model_flop_per_step(job) + recomputed * factor
 

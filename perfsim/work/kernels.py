@@ -13,7 +13,7 @@ from perfsim.specs.calibration import Fusion, Selective
 from perfsim.specs.layout import ContextExchange, Recompute
 from perfsim.specs.model import PLAIN, Experts, LayerKind, RecomputeKeeps, TransformerConfig
 from perfsim.specs.precisions import Precision
-from perfsim.specs.recipe import KernelPrecisions
+from perfsim.specs.recipe import Job, KernelPrecisions
 from perfsim.specs.runtime import Attention
 
 Partition = Literal["none", "column", "row", "streamed"]
@@ -130,6 +130,28 @@ class LayerSlice:
     """Ranks that share every expert, each with a part of its width; None: as `tensor`."""
     expert_load: float = 1.0
     """Rows that the rank's experts compute over the mean of all ranks: 1 where routing is balanced."""
+
+    @classmethod
+    def of(cls, job: Job, kind: LayerKind = PLAIN) -> LayerSlice:
+        """A whole layer of a kind for one sequence, as the recipe of a job and its runtime have it."""
+        recipe = job.recipe
+        runtime = recipe.runtime
+        stack = runtime.stack
+        return cls(
+            job.model,
+            recipe.seq_length,
+            micro_batch_size=1,
+            attention=runtime.attention,
+            attention_length=runtime.attention_length,
+            element_bytes=recipe.element_bytes,
+            dropout=recipe.dropout,
+            fused_cross_entropy=runtime.fused_cross_entropy,
+            fused=() if stack is None else stack.fused,
+            precisions=recipe.narrow_kernels,
+            keeps=runtime.recompute_keeps,
+            selective="core" if stack is None else stack.selective,
+            kind=kind,
+        )
 
     @property
     def tokens(self) -> int:

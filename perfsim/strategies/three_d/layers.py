@@ -93,31 +93,18 @@ def layout_of(
 
 def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> LayerSlice:
     """One rank's share of a layer of one kind for one micro-batch."""
-    recipe = job.recipe
-    stack = recipe.runtime.stack
     experts = kind.experts
-    return LayerSlice(
-        model=job.model,
-        seq_length=recipe.seq_length,
+    return replace(
+        LayerSlice.of(job, kind),
         micro_batch_size=layout.micro_batch_size,
         tensor=layout.tensor,
         sequence_parallel=layout.sequence_parallel,
-        attention=recipe.runtime.attention,
-        attention_length=recipe.runtime.attention_length,
-        main_grad_bytes=state_bytes(recipe).gradients,
-        element_bytes=recipe.element_bytes,
-        dropout=recipe.dropout,
-        fused_cross_entropy=recipe.runtime.fused_cross_entropy,
-        fused=() if stack is None else stack.fused,
-        precisions=recipe.narrow_kernels,
-        keeps=recipe.runtime.recompute_keeps,
-        selective="core" if stack is None else stack.selective,
+        main_grad_bytes=state_bytes(job.recipe).gradients,
         recompute_stops_early=layout.zero_stage == SHARDED,
         context=layout.context,
         context_exchange=layout.context_exchange,
-        kind=kind,
         expert=layout.expert if experts else 1,
-        sends_tokens=experts and layout.expert > 1 and recipe.expert_dispatcher == "deepep",
+        sends_tokens=experts and layout.expert > 1 and job.recipe.expert_dispatcher == "deepep",
         expert_tensor=layout.expert_tensor if experts else 1,
         expert_load=expert_load(job, layout.expert) if experts else 1.0,
     )
