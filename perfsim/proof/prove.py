@@ -119,8 +119,7 @@ class Subject:
     @classmethod
     def of(cls, plan: Plan, seed: int = 0) -> Subject:
         """The graph of a small plan, with its small training."""
-        graph = evaluate(plan, costs_for(plan.topology, plan.job.recipe)).graph
-        return cls(graph, plan, training_of(plan, seed))
+        return cls(plan.graph(), plan, training_of(plan, seed))
 
     @cached_property
     def interpreter(self) -> Interpreter:

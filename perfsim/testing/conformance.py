@@ -31,7 +31,7 @@ from perfsim.specs.layout import Layout, ParallelLayout, text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, Strategy
 from perfsim.testing import toys
-from perfsim.work import GraphBuilder, TaskGraph
+from perfsim.work import TaskGraph
 
 MOST_LAYOUTS = 200
 """Layouts of each case that are planned, spread over all that a strategy lists."""
@@ -135,16 +135,10 @@ class Case:
         """The strategy's plan of a layout."""
         return self.strategy.plan(self.job, self.topology, layout, check_memory=check_memory)
 
-    def graph(self, plan: Plan) -> TaskGraph:
-        """The graph that the strategy emits for a plan."""
-        builder = GraphBuilder()
-        self.strategy.emit(plan, builder)
-        return builder.build()
-
     def runs(self) -> Iterator[tuple[Plan, TaskGraph, Trace]]:
         """Each plan, its graph, and the simulation of the graph with contention for links."""
         for plan in self.plans:
-            graph = self.graph(plan)
+            graph = plan.graph()
             links = SharedLinks.of(graph, network_of(self.topology))
             yield plan, graph, simulate(graph, price(graph, self.costs), links.flows, links.capacities)
 
@@ -245,7 +239,7 @@ def _memory_is_itemised(case: Case) -> None:
 def _all_products_are_the_models(case: Case) -> None:
     """All ranks together compute the model's products, in every pass, with its shapes, sums and FLOPs."""
     for plan in case.plans:
-        verified = verify(case.graph(plan), case.job, plan.layout, SamplingSpec(tasks=1))
+        verified = verify(plan.graph(), case.job, plan.layout, SamplingSpec(tasks=1))
         wrong = ("it multiplies nothing",) if verified is None else verified.failed
         _require(not wrong, f"{plan.layout}: {'; '.join(wrong)}")
 
@@ -253,21 +247,21 @@ def _all_products_are_the_models(case: Case) -> None:
 def _the_same_plan_gives_the_same_graph(case: Case) -> None:
     """Emitting a plan twice gives the same graph."""
     for plan in case.plans[:3]:
-        same = case.graph(plan).digest() == case.graph(plan).digest()
+        same = plan.graph().digest() == plan.graph().digest()
         _require(same, f"{plan.layout} is written in two ways")
 
 
 def _more_steps_can_be_written(case: Case) -> None:
     """It emits as many steps as the plan requires."""
     for plan in case.plans[:2]:
-        steps = len(case.graph(replace(plan, least_steps=3)).step_ends)
+        steps = len(replace(plan, least_steps=3).graph().step_ends)
         _require(steps == 3, f"{plan.layout} is written with {steps} steps where the plan has least_steps 3")
 
 
 def _tasks_name_their_layer(case: Case) -> None:
     """Every layer is the `block` of some task, and every task of a layer has a block."""
     for plan in case.plans[:2]:
-        graph = case.graph(plan)
+        graph = plan.graph()
         absent = set(range(case.job.model.num_layers)) - set(graph.block.tolist())
         _require(not absent, f"{plan.layout}: no task has the block {sorted(absent)}")
         for task in graph.tasks():
@@ -278,7 +272,7 @@ def _tasks_name_their_layer(case: Case) -> None:
 def _streams_and_groups_are_named(case: Case) -> None:
     """A stream is `device/lane`, one lane is `compute`, and communication has a group."""
     for plan in case.plans[:3]:
-        graph = case.graph(plan)
+        graph = plan.graph()
         wrong = [name for name in graph.streams if name.count("/") != 1]
         _require(not wrong, f"streams are not of the form device/lane: {wrong}")
         computes = any(name.endswith("/compute") for name in graph.streams)
@@ -299,7 +293,7 @@ def _ranks_hold_what_their_schedule_promises(case: Case) -> None:
             deepest[layout.schedule] = full, layout
     for _, layout in deepest.values():
         plan = case.plan(layout, check_memory=False)
-        for fault in held_unlike_promised(case.graph(plan), plan):
+        for fault in held_unlike_promised(plan.graph(), plan):
             raise BrokenPromise(f"{text_of(layout)}: {fault}")
 
 
@@ -314,7 +308,7 @@ def _contention_only_delays(case: Case) -> None:
 def _the_run_is_the_longest_path(case: Case) -> None:
     """On idle links the simulation equals the longest path bit for bit."""
     for plan in case.plans:
-        graph = case.graph(plan)
+        graph = plan.graph()
         durations = price(graph, case.costs)
         run = simulate(graph, durations)
         path = critical_path(graph, durations)
