@@ -103,14 +103,8 @@ class Trace:
     def span(self, index: int) -> Span:
         """One task with its times."""
         task = self.graph.task(index)
-        return Span(
-            task.name,
-            task.stream,
-            task.work.category,
-            float(self.start_s[index]),
-            float(self.end_s[index]),
-            task.tag,
-        )
+        times_s = float(self.start_s[index]), float(self.end_s[index])
+        return Span(task.name, task.stream, task.work.category, *times_s, task.tag)
 
     def device_breakdowns(self) -> dict[str, dict[str, float]]:
         """Every second of the step window of each computing device, by category.

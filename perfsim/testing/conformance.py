@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,64 +42,44 @@ FIRST_ESTIMATE = 1.8
 SCREENING_TOLERANCE = 0.15
 """Allowed relative difference between the closed form and the simulation."""
 
+
+class _Small(NamedTuple):
+    """A small job, and a machine for it of any kind."""
+
+    devices: int
+    batch: int
+    model: Mapping[str, Any] = {}
+    """Changes of the toy model; `recipe` has those of the toy recipe."""
+    recipe: Mapping[str, Any] = {}
+    capacity: float | None = None
+    """Memory of a device; None: as the toy's."""
+    hosted: bool = False
+    """Whether GPUs have a host."""
+
+
 FUSED = {"attention": "flash", "dropout": False}
+OVERLAPPED = {"overlap_grad_reduce": True}
+GROUPED = {"num_query_groups": 4}
 NARROW = {"hidden_size": 1024, "ffn_hidden_size": 4096}
-JOBS: Mapping[str, dict[str, Any]] = {
-    "one device": {"devices": 1, "batch": 16},
-    "one node": {"devices": 8, "batch": 32},
-    "a node with little memory": {"devices": 8, "batch": 32, "capacity": 10e9},
-    "two nodes, reduction overlapped": {
-        "devices": 16,
-        "batch": 64,
-        "recipe_changes": {"overlap_grad_reduce": True},
-        "num_layers": 16,
-    },
-    "four nodes, flash attention": {
-        "devices": 32,
-        "batch": 64,
-        "recipe_changes": FUSED,
-        "num_layers": 32,
-        "num_attention_heads": 32,
-        **NARROW,
-    },
-    "two nodes, long sequences": {
-        "devices": 16,
-        "batch": 16,
-        "recipe_changes": {
-            **FUSED,
-            "seq_length": 16_384,
-            "overlap_grad_reduce": True,
-            "overlap_param_gather": True,
-        },
-        "num_layers": 8,
-        "num_query_groups": 4,
-        **NARROW,
-    },
-    "a gated model with grouped queries and its own head": {
-        "devices": 4,
-        "batch": 16,
-        "gated_mlp": True,
-        "num_query_groups": 4,
-        "tied_embeddings": False,
-        "position_embedding": "rotary",
-    },
-    "two nodes, experts in balance": {
-        "devices": 16,
-        "batch": 32,
-        "recipe_changes": {**FUSED, "overlap_grad_reduce": True, "routing": "balanced"},
-        "hidden_size": 1024,
-        "num_query_groups": 4,
-        "experts": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 2048, "shared_ffn_hidden_size": 512},
-    },
-    "two devices with too little memory, and a host": {
-        "devices": 2,
-        "batch": 16,
-        "recipe_changes": {"overlap_grad_reduce": True},
-        "capacity": 5.5e9,
-        "hosted": True,
-    },
+GATED = {"gated_mlp": True, "tied_embeddings": False, "position_embedding": "rotary", **GROUPED}
+LONG = {**FUSED, **OVERLAPPED, "seq_length": 16_384, "overlap_param_gather": True}
+EXPERTS = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 2048, "shared_ffn_hidden_size": 512}
+ROUTED = {"hidden_size": 1024, "experts": EXPERTS, **GROUPED}
+JOBS: Mapping[str, _Small] = {
+    "one device": _Small(1, 16),
+    "one node": _Small(8, 32),
+    "a node with little memory": _Small(8, 32, capacity=10e9),
+    "two nodes, reduction overlapped": _Small(16, 64, {"num_layers": 16}, OVERLAPPED),
+    "four nodes, flash attention": _Small(
+        32, 64, {"num_layers": 32, "num_attention_heads": 32, **NARROW}, FUSED
+    ),
+    "two nodes, long sequences": _Small(16, 16, {"num_layers": 8, **GROUPED, **NARROW}, LONG),
+    "a gated model with grouped queries and its own head": _Small(4, 16, GATED),
+    "two nodes, experts in balance": _Small(16, 32, ROUTED, {**FUSED, **OVERLAPPED, "routing": "balanced"}),
+    "two devices with too little memory, and a host": _Small(
+        2, 16, {}, OVERLAPPED, capacity=5.5e9, hosted=True
+    ),
 }
-"""By name: devices, batch, changes to the toy job; memory capacity if special, whether GPUs have a host."""
 
 
 class BrokenPromise(AssertionError):
@@ -157,19 +137,16 @@ def cases_for(strategy: Strategy) -> list[Case]:
     if strategy.system_kind not in ("gpu-cluster", "wafer-cluster"):
         raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass your own `cases`")
     cases = []
-    for name, described in JOBS.items():
-        fields = dict(described)
-        devices = fields.pop("devices")
-        memory = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
-        hosted = fields.pop("hosted", False)
-        job = toys.job(**fields)
+    for name, small in JOBS.items():
+        memory: dict[str, Any] = {} if small.capacity is None else {"capacity": small.capacity}
+        job = toys.job(small.batch, small.recipe, **small.model)
         if strategy.system_kind == "wafer-cluster":
-            wafers = WaferTree(toys.wafer_cluster(**({} if hosted else memory)), devices)
+            wafers = WaferTree(toys.wafer_cluster(**({} if small.hosted else memory)), small.devices)
             cases.append(Case(name, strategy, job, wafers, WaferCosts(wafers, job.recipe)))
         else:
-            cluster = toys.gpu_cluster(**memory, host=toys.host(drives=1e13) if hosted else None)
-            costs = toys.ToyCosts(cluster, devices=devices)
-            cases.append(Case(name, strategy, job, toys.topology(devices, cluster), costs))
+            cluster = toys.gpu_cluster(**memory, host=toys.host(drives=1e13) if small.hosted else None)
+            costs = toys.ToyCosts(cluster, devices=small.devices)
+            cases.append(Case(name, strategy, job, toys.topology(small.devices, cluster), costs))
     return cases
 
 

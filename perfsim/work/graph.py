@@ -42,6 +42,14 @@ class Ragged(NamedTuple):
         start = offsets(np.array([len(row) for row in rows], dtype=np.int64))
         return cls(start.astype(np.int32), np.fromiter(chain.from_iterable(rows), dtype=np.int32))
 
+    @classmethod
+    def grouped(cls, values: Ids | Ints, keys: Ids | Ints, rows: int) -> Ragged:
+        """Values by their keys, which number the rows, in their order."""
+        few = rows <= np.iinfo(np.uint16).max  # NumPy sorts 16-bit integers by radix
+        order = np.argsort(keys.astype(np.uint16) if few else keys, kind="stable")
+        start = offsets(np.bincount(keys, minlength=rows))
+        return cls(start.astype(np.int32), values[order].astype(np.int32))
+
     def row(self, index: int) -> tuple[int, ...]:
         """The values of one row."""
         return tuple(self.values[self.start[index] : self.start[index + 1]].tolist())
@@ -292,11 +300,7 @@ class TaskGraph:
     @cached_property
     def width(self) -> int:
         """Number of ranks that each written device stands for. Raises GraphError if devices differ in it."""
-        widths = {
-            ranks
-            for ranks, rank in zip(self.stands_for, self.stream_ranks.tolist(), strict=True)
-            if rank >= 0
-        }
+        widths = set(np.array(self.stands_for)[self.stream_ranks >= 0].tolist())
         if len(widths) > 1:
             raise GraphError("this graph is partly unfolded: its devices stand for unlike numbers of ranks")
         return widths.pop() if widths else 1
@@ -314,10 +318,7 @@ class TaskGraph:
     @cached_property
     def by_stream(self) -> Ragged:
         """The tasks of each stream, in order."""
-        few = len(self.streams) <= np.iinfo(np.uint16).max  # NumPy sorts 16-bit integers by radix
-        order = np.argsort(self.stream.astype(np.uint16) if few else self.stream, kind="stable")
-        lengths = np.bincount(self.stream, minlength=len(self.streams))
-        return Ragged(offsets(lengths).astype(np.int32), order.astype(np.int32))
+        return Ragged.grouped(np.arange(len(self)), self.stream, len(self.streams))
 
     @cached_property
     def stream_predecessor(self) -> Ids:
@@ -372,9 +373,7 @@ class TaskGraph:
     def successors(self) -> Ragged:
         """Tasks that wait for each task, ascending."""
         deps = self.dependencies
-        order = np.argsort(deps.values, kind="stable")
-        start = offsets(np.bincount(deps.values, minlength=len(self)))
-        return Ragged(start.astype(np.int32), deps.row_of_value[order])
+        return Ragged.grouped(deps.row_of_value, deps.values, len(self))
 
     @property
     def flop(self) -> float:

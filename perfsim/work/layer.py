@@ -640,13 +640,10 @@ def kept_bytes(part: LayerSlice, recompute: Recompute) -> float:
     """Bytes that a layer under recompute keeps besides its input, one micro-batch."""
     products = (*attention_products(part), *(() if part.kind.experts else mlp_products(part)))
     shares = kept_shares(part, recompute)
-    elements = sum(
-        shares.get(product.name, 0.0)
-        * product.m
-        * product.n
-        / (part.norm_share if product.partition == "row" else 1)
-        for product in products
-    )
+    elements = 0.0
+    for product in products:
+        divided = part.norm_share if product.partition == "row" else 1
+        elements += shares.get(product.name, 0.0) * product.m * product.n / divided
     elements += shares.get(FLASH, 0.0) * part.tokens * part.model.attention_width / part.tensor
     return part.element_bytes * elements
 
@@ -681,11 +678,9 @@ def mlp_recompute(part: LayerSlice, recompute: Recompute) -> Kernels:
         if "mlp" in modules:  # from its kept norm on
             return tuple(kernel for kernel in run if kernel.name not in ("attention_residual", "mlp_norm"))
         again = [name for name, module in _APART.items() if module in modules]
-        scale = _BIASED_AGAIN if part.model.has_expert_bias else 1.0
+        scales = {_ACTIVATION: _BIASED_AGAIN} if part.model.has_expert_bias else {}
         return tuple(
-            kernel._replace(bytes_accessed=scale * kernel.bytes_accessed)
-            if kernel.name == _ACTIVATION
-            else kernel
+            kernel._replace(bytes_accessed=scales.get(kernel.name, 1.0) * kernel.bytes_accessed)
             for kernel in run
             if kernel.name in again
         )

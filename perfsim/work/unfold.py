@@ -236,9 +236,8 @@ class _Unfolding:
                 stays = not offset and len(members) == 1
                 works.append(work if stays else replace(work, group=moved, writes=work.writes * len(members)))
         of_task = graph.work[self.task]
-        return tuple(works), np.array(first, dtype=np.int32)[of_task] + moves[of_task] * self.local.astype(
-            np.int32
-        )
+        numbers = np.array(first)[of_task] + moves[of_task] * self.local
+        return tuple(works), numbers.astype(np.int32)
 
     def _streams(self) -> tuple[tuple[str, ...], tuple[int, ...], Ids]:
         """Streams of the new graph, the ranks each stands for, and their ids by (stream, row, instance)."""
@@ -305,6 +304,4 @@ class _Unfolding:
             if len(self.size) > 1:
                 pairs.append((self.at(follows, peer), self.at(previous[follows], peer)))
         instance, values = (np.concatenate(column) for column in zip(*pairs, strict=True))
-        order = np.argsort(instance, kind="stable")
-        count = np.bincount(instance, minlength=len(self.task))
-        return Ragged(offsets(count).astype(np.int32), values[order].astype(np.int32))
+        return Ragged.grouped(values, instance, len(self.task))
