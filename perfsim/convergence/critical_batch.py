@@ -109,12 +109,10 @@ class HyperbolaFit:
     ) -> HyperbolaFit:
         """The fit to measured examples-to-target: least squares in log E, one weight per batch size.
 
-        With `prior` the expectation of `PRIOR_LOG` counts as one more point: it steadies predictions of other
-        batches where the runs say little, and gives a B_crit where they alone leave it unbounded.
-
-        Repeats of one batch size are averaged first; `run_kind` is a `RunKind`. Raises InputError for a
-        point three times off the fit to the others, NotIdentifiableError for fine-tuning, fewer than three
-        batch sizes, too small a range, or a standard error that leaves B_crit unbounded.
+        Repeats of one batch are averaged first. With `prior` the expectation of `PRIOR_LOG` is one more
+        point: it steadies predictions of other batches, and bounds a B_crit that the runs alone do not.
+        InputError for a point three times off the fit to the others, NotIdentifiableError for fine-tuning,
+        fewer than three batch sizes, too small a range, or an error that leaves B_crit unbounded.
         """
         if run_kind not in get_args(RunKind):
             raise InputError(f"unknown kind of run '{run_kind}'; known: {', '.join(get_args(RunKind))}")

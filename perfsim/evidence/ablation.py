@@ -246,10 +246,7 @@ REMOVALS = (
 
 
 def _without_each(placed: PlacedCase) -> dict[str, Scored]:
-    """A placed case predicted without each mechanism, by the key of its removal.
-
-    Raises InputError for a case that does not run on GPUs.
-    """
+    """A placed case without each mechanism, by its key; InputError for one that is not on GPUs."""
     step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
     complete_s = step.run(contention=False).step_time_s
     runs = {}
@@ -330,10 +327,7 @@ def accuracy_of(
 def _examine(
     case: StepCase, catalog: Catalog, *, leaves_out: bool
 ) -> tuple[dict[str, Scored], Tangent | None]:
-    """A run without each mechanism, and what fits that leave its family out take of it, if requested.
-
-    Neither on wafers, and if it cannot be predicted.
-    """
+    """A run without each mechanism, and its tangent if requested; empty where it is not predicted on GPUs."""
     try:
         placed = case.placed(catalog)
         tangent = Tangent.of(placed) if leaves_out and case.scored else None

@@ -338,11 +338,7 @@ class StepCase(_CaseSpec):
         )
 
     def question(self, catalog: Catalog) -> Question:
-        """The question of the run.
-
-        The run is known to fit in memory, so the memory model cannot refuse it. Raises InputError with all
-        contradictions of a case, and with what the catalogue lacks or nothing models yet.
-        """
+        """The question of the run, which did fit in memory; InputError with all contradictions and lacks."""
         system = self.system.spec(catalog)
         if messages := list(self._contradictions(system)):
             raise InputError([Problem(f"case {self.id}: {message}") for message in messages])

@@ -48,11 +48,7 @@ def refused(path: Path, message: str, help_text: str = "", line: int = 1) -> Inp
 
 
 def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[Row]:
-    """Rows of a CSV table; `columns` hold measured numbers, `texts` words; other columns are ignored.
-
-    Raises InputError with `file:line` for a missing file or column, and for each value that cannot have been
-    measured.
-    """
+    """Rows of a CSV table, numbers in `columns`, words in `texts`; InputError with the line of wrong ones."""
     reader = csv.DictReader(io.StringIO(Source.read(path).text, newline=""))
     names = (*texts, *columns)
     try:

@@ -391,10 +391,7 @@ _START_OF_NARROW = {
 
 
 def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: str) -> GpuCalibration:
-    """A calibration with products fitted as factors on the tiles of `base`; other constants are its own.
-
-    Where `base` is the device's own calibration its 16-bit products are kept.
-    """
+    """`base` with products fitted as factors on its tiles; the device's own base keeps 16-bit ones."""
     rows = read_table(path, _COLUMNS, ("precision",))
     names = list(dict.fromkeys(row["precision"] for row in rows))
     if unknown := [name for name in names if name not in PRECISIONS]:

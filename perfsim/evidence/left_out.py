@@ -123,10 +123,7 @@ class LeavingOut:
         return replace(widths, classes=_of_classes(runs, widths)) if several else widths
 
     def as_dict(self) -> dict[str, Any]:
-        """What `perfsim validate --json` prints: scores of all runs, of families and classes, and `cases`.
-
-        Also `groups` where a family is left out in parts, and `whole`, the scores where it is left out whole.
-        """
+        """What `perfsim validate --json` prints; `groups` and `whole` where a family is left out in parts."""
         families = Scored.of_families(self.runs)
         parts = {row.family: row.outside for row in self.groups if row.family not in families}
         names = ("id", "measured_s", "predicted_s", "error")

@@ -206,11 +206,7 @@ class ScalingFile(Spec):
         return {**claimed, "measured": claim.efficiency, **answered}
 
     def explanations(self, claim: _Efficiency, run: _RatioRun) -> list[dict[str, Any]]:
-        """What each cause alone would have to be for a step as slow as a published efficiency says.
-
-        Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`; none without a
-        tree.
-        """
+        """What each cause alone must be for a step as slow as an efficiency says; none without a tree."""
         if not isinstance(self.system, WaferClusterSpec):
             return []
         # Each cause is to explain the loss alone.

@@ -71,10 +71,7 @@ class CaseBand:
 
 
 def _left_out_s(placed: PlacedCase, record: Mapping[str, Any]) -> float | None:
-    """Step time with the constants fitted without a group; None where another fit made the constants.
-
-    On GPUs the critical path without contention, as in the fit.
-    """
+    """Step time by a fit without a group, on GPUs the longest path as there; None for other constants."""
     calibration = placed.plan.system.device.calibration
     constants = record["constants"]
     if isinstance(calibration, WaferCalibration):
@@ -178,10 +175,7 @@ class Scored:
 
 
 def _figures(errors: Iterable[float | None]) -> dict[str, Any]:
-    """Number, median, 90th percentile and mean of |error|, and its mean as `bias`.
-
-    A failed prediction, None, counts as 1; it has no sign, so `bias` leaves it out.
-    """
+    """Number, median, p90 and mean of |error|, None counting as 1, and the mean of signed ones as `bias`."""
     counted = list(errors)
     signed = [error for error in counted if error is not None]
     if not counted:
@@ -204,11 +198,7 @@ def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
 
 
 def _rankings(cases: Iterable[Scored]) -> list[dict[str, Any]]:
-    """Rankings of sweeps with at least four scored layouts: Kendall's tau-a, regret and the two choices.
-
-    `chosen` is the case predicted as fastest, `best` the one measured as fastest; repeats of a layout are
-    averaged.
-    """
+    """Kendall's tau-a, regret and choices of sweeps with four scored layouts or more, repeats averaged."""
     by_layout: defaultdict[tuple[str, str, str], list[Scored]] = defaultdict(list)
     for case in cases:
         if case.counts and case.sweep is not None and case.predicted_s is not None:
@@ -242,10 +232,7 @@ def _rankings(cases: Iterable[Scored]) -> list[dict[str, Any]]:
 
 
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
-    """Score one file of cases, step times or convergence; a malformed row stands in `failed`.
-
-    Published ratios for more systems stand next to logs of wafers, under `scaling`.
-    """
+    """Score a file of step times or of convergence; bad rows are in `failed`, wafers' ratios in `scaling`."""
     catalog = catalog or default_catalog()
     rows = LocatedMapping.read(path, "study", catalog).data.get("cases") or []
     if isinstance(rows, list) and rows and all(isinstance(row, dict) and "points" in row for row in rows):
@@ -396,10 +383,7 @@ _MIN_FITTED_BELOW = 3
 
 
 def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any]:
-    """Predict every scored batch size of the cases and summarise the errors (fractions; keys as in `--json`).
-
-    `bias` leaves out refused predictions, which have no sign.
-    """
+    """Predict every scored batch size and summarise the errors (fractions; keys as in `--json`)."""
     predictions: list[dict[str, Any]] = []
     failed = benchmarks.failed
     not_scored = []

@@ -357,10 +357,7 @@ class Accuracy:
     def nearest(
         cls, system_kind: str, traits: Traits, without: str = "", unknowns: Sequence[Unknown] = ()
     ) -> Accuracy:
-        """The errors of the recorded family most like `traits`, and the band of a run with these `unknowns`.
-
-        `without` is as for `of`. A kind of system without published runs has `UNKNOWN_ERROR`.
-        """
+        """As `of`, by traits and unknowns; `UNKNOWN_ERROR` for a kind of system without published runs."""
         families = _families(system_kind, without)
         if not families:
             names = (*_ERRORS, "step_time_error", "unshared_error")
@@ -461,9 +458,6 @@ class Hidden(NamedTuple):
 
 
 def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
-    """The record of a fit without a group of runs (a family, a wafer's release); None if there is none.
-
-    `constants` are what was fitted, `band` the widths that the other groups give.
-    """
+    """The record of a fit without a group (family or model): `constants` and the others' `band`; or None."""
     entries = (entry for entry in recorded_errors() if entry["system_kind"] == system_kind)
     return next((row for entry in entries for row in entry["left_out"] if row["group"] == group), None)

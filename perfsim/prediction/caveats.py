@@ -120,10 +120,7 @@ _ALLOWED = ("calibration-borrowed", "release-borrowed", "devices-outside")
 def caveats_of(
     evaluation: Evaluation, why: Why, allowed_share: float, more: Iterable[Caveat] = ()
 ) -> tuple[Caveat, ...]:
-    """The caveats of one step with `more` of its question, worst first.
-
-    `allowed_share` is the share of a device's memory that a plan may use.
-    """
+    """The caveats of a step and `more`, worst first; `allowed_share` of a device's memory may be used."""
     plan = evaluation.plan
     runs = Reached.like(plan)
     said = {unknown.code: unknown.words for unknown in unknowns_of(plan)}
@@ -346,10 +343,7 @@ def batch_caveats(question: Question) -> list[Caveat]:
 
 
 def default_settings(question: Question, plan: Plan) -> list[Caveat]:
-    """The settings that the text of a layout leaves at defaults, and their usual values in Megatron.
-
-    Only settings that matter for the layout's degrees are listed.
-    """
+    """Settings that matter and that a layout's text leaves at defaults, with the usual ones of Megatron."""
     if not isinstance(question.layout, str):
         return []
     named = {name for _, name, _ in settings(question.layout)}

@@ -55,10 +55,7 @@ def choices(question: Question) -> Sequence[Runtime]:
 
 
 def measured_days(question: Question) -> tuple[str, str]:
-    """The days since when the oldest and the newest measured choice of a question exist.
-
-    Raises InputError for a machine with a part whose date is not known.
-    """
+    """Since when the oldest and the newest measured choice exist; InputError for a part without a date."""
     machine = question.machine
     parts = list(machine.parts(question.system))
     software = [machine.software(question.system, runtime) for runtime in _measured_ones(question)]

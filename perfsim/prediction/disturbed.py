@@ -50,10 +50,7 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
 def _draw(
     evaluation: Evaluation, spec: PerturbationSpec, topology: Topology, number: int, *, apart: bool
 ) -> tuple[Trace, Placed]:
-    """One draw of slow ranks and jitter: the step, and its graph on its network.
-
-    `apart`: every replica has its own jitter.
-    """
+    """One draw of slow ranks and jitter, `apart` for every replica: the step, its graph on its network."""
     plan = evaluation.plan
     folded = evaluation.graph
     devices = plan.topology.num_devices

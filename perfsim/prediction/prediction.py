@@ -263,10 +263,7 @@ _PRESENTATION = frozenset({"report", "api", "cli", "__main__.py"})
 
 @cache
 def model_version() -> str:
-    """The version of perfsim, of its computing modules, and of the recorded errors that set bands.
-
-    The modules are included so that a corrected model does not reuse old answers.
-    """
+    """The version, computing modules and recorded errors of perfsim; no answer of another one is reused."""
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

@@ -330,10 +330,7 @@ class Question:
         return self.machine.parse_layout(text, self.devices) if isinstance(text, str) else text
 
     def at(self, batch: int | None, **changes: Any) -> Question:
-        """The same question at another global batch, on the same topology and prices.
-
-        `changes` are of fields on which these do not depend.
-        """
+        """The question at another batch on its topology and prices, which no field of `changes` affects."""
         question = replace(self, batch=batch, **changes)
         known = {"chosen": self.chosen, "ran_by": self.ran_by, "topology": self.topology, "costs": self.costs}
         question.__dict__.update(known)

@@ -268,11 +268,7 @@ class Evaluation:
         )
 
     def _kept_share(self, *, needed: bool) -> float:
-        """Share of a dense step's FLOPs that a sparse model asks for (`needed`), or that are executed.
-
-        Needed are the FLOPs of weights that are not zero. Executed are also the zeros that a wafer does
-        not skip.
-        """
+        """Share of a dense step's FLOPs of weights that are not zero (`needed`), or that are executed."""
         sparsity = self.plan.job.recipe.weight_sparsity
         if not sparsity:
             return 1.0

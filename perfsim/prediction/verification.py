@@ -171,10 +171,7 @@ Key = tuple[int, str, Pass]
 
 
 def _expected(job: Job, layout: Layout, *, fused: bool) -> dict[Key, _Whole]:
-    """The products of a step of the model; `fused`: attention is one kernel.
-
-    Raises VerificationError where the sum of all products is not the closed form of the model's FLOPs.
-    """
+    """The products of a step; `fused`: attention is one kernel. VerificationError unless FLOPs add up."""
     model = job.model
     tokens = float(job.tokens_per_step)
     copies = 1
