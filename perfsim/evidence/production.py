@@ -130,10 +130,7 @@ class ScalingFile(Spec):
     @classmethod
     @lru_cache(maxsize=1)
     def compared(cls, catalog: Catalog) -> dict[str, Any]:
-        """Published ratios next to predicted ones: `runs`, `efficiencies`, and what may explain the worst.
-
-        Ratios of tokens a second and system are compared with every run on one system.
-        """
+        """Published and predicted ratios, over every run on one system, and what may explain the worst."""
         published = cls.published(catalog)
         claims = published.efficiencies
         run = max(published.runs, key=lambda run: run.systems)

@@ -247,10 +247,7 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
 
 
 def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]:
-    """Predict every case with its band; failed ones are listed with the reason, after the refused rows.
-
-    A refused row counts as a failed case of the family and evidence that it states.
-    """
+    """Predict every case with its band; `failed` begins with refused rows, which count in their family."""
     cases = rows.cases
     read = mapped(partial(_predicted, catalog=catalog), cases)
     unread = [_unread(row.id, row.values) for row in rows.refused]

@@ -330,7 +330,7 @@ class Question:
         return self.machine.parse_layout(text, self.devices) if isinstance(text, str) else text
 
     def at(self, batch: int | None, **changes: Any) -> Question:
-        """The question at another batch on its topology and prices, which no field of `changes` affects."""
+        """The same question at another global batch; its topology and prices depend on none of `changes`."""
         question = replace(self, batch=batch, **changes)
         known = {"chosen": self.chosen, "ran_by": self.ran_by, "topology": self.topology, "costs": self.costs}
         question.__dict__.update(known)

@@ -589,10 +589,7 @@ def _wrong_prices(study: StudySpec, candidates: Iterable[CandidateSpec], node: N
 
 
 def _wrong_machines(study: StudySpec, mapping: LocatedMapping) -> Iterator[Problem]:
-    """Numbers of devices that a system cannot have, and fixed layouts where none can be run.
-
-    Where a candidate can be run, the layouts of others and what they lack are reasons in the answer.
-    """
+    """Numbers of devices that a system cannot have; layouts and lacks only where no candidate can be run."""
     layouts: list[list[Problem]] = []
     # A list of strategies in the file is several candidates.
     lines: list[int] = []
