@@ -261,9 +261,8 @@ class _Points:
 
 DEFAULT_LAW = "data_law"
 DEFAULT_BAND_FACTOR = 2.5
-"""90 % band of a law that was not fitted to the run itself. It does not cover every published law: at 20
-billion parameters and 20 tokens per parameter, Kaplan's law at a Chinchilla loss is 3.6 times below
-`data_law`."""
+"""90 % band of a law that was not fitted to the run itself. It does not cover every published law: at 20 B
+parameters and 20 tokens per parameter, Kaplan's at a Chinchilla loss is 3.6 times below `data_law`."""
 GIVEN_LENGTH_TOKENS = 1e30
 """A critical batch so large that 1 + B / B_crit is 1: every batch needs the same tokens."""
 FLOOR_TOKENS = 2e5

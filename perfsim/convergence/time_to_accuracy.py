@@ -153,8 +153,7 @@ class TimeToAccuracy:
         D_min cancels. Both share the same unknown B_crit, so its error is the change of (1 + B_a/B_crit) /
         (1 + B_b/B_crit) over its band: zero at equal batch. The two step-time errors are independent; of the
         `same_machine` they share a part that cancels, and `unshared_error` is left. Errors combine in
-        quadrature in log time. Seed noise is left out, since expected times are compared. InputError if
-        targets or laws differ.
+        quadrature in log time. Expected times have no seed noise. InputError if targets or laws differ.
         """
         if self.critical != other.critical or self.d_min_tokens != other.d_min_tokens:
             raise InputError("two times to accuracy compare only at one target and one critical batch")

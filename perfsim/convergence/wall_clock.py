@@ -130,8 +130,7 @@ class FailingRun:
         """Expected seconds with failures, without repairs: `failing_time_s` tier by tier, nearest first.
 
         What lengthens the work between two copies lengthens what the next tier repeats. A copy that is not
-        complete is lost with what was done meanwhile, which is as if each restart took so much longer. Exact
-        for one tier with equal restarts.
+        complete is lost with the work done meanwhile: a longer restart. Exact for one tier, equal restarts.
         """
         total = np.asarray(self.work_s, dtype=np.float64)
         for tier in self.tiers:

@@ -143,8 +143,7 @@ def _lines_account(
 ) -> fitting.Account:
     """Standard errors of an operation's lines at the rows that they were fitted to.
 
-    The sizes of one octave are a cluster. A bandwidth at the link's line rate, the bound of the fit, is a
-    fact of the link and not an estimate.
+    The sizes of one octave are a cluster. A bandwidth at the link's line rate is a fact, no estimate.
     """
     names = np.array([f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments])
     logs = np.log(_values(segments)).ravel()

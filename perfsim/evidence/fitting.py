@@ -97,9 +97,8 @@ def read_collectives(path: Path, operations: Sequence[str]) -> list[Row]:
     """Rows `collective, num_gpus, bytes, time_us` of a CSV table, or the out-of-place times of nccl-tests.
 
     The header of an output of nccl-tests or rccl-tests says in which column the time is, since releases
-    differ. Its operation is the program's, or for older releases that of the file's name (`all_reduce.txt`),
-    one of `operations`. Raises InputError for an output of several nodes or groups, and for one that does not
-    name its operation or ranks.
+    differ. Its operation, one of `operations`, is the program's, else in the file's name (`all_reduce.txt`).
+    Raises InputError for an output of several nodes or groups, or without its operation or ranks.
     """
     text = Source.read(path).text
     header = _HEADER.search(text)

@@ -87,8 +87,7 @@ _PRIOR = 1e-3
 """Pull towards the start, so that a constant that no row determines stays plausible."""
 
 _SUSTAINED_OVER_BURST = 0.91
-"""Ceiling in training over the ceiling of long kernels in a short benchmark: geometric mean of A100 with 80
-and with 40 GB and H100."""
+"""Ceiling in training over that of long kernels in a benchmark: geometric mean of both A100 and H100."""
 _UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
 _CEILING = "no training run is measured: that of long kernels in the table, less as on A100 and H100"
 _OF_THE_A100 = (
@@ -325,8 +324,7 @@ def _constants(logs: Floats) -> GemmConstants:
 def _estimates(model: GemmModel, table: _Products) -> Account:
     """Standard errors of a model's constants at the rows of a table, in the order of the calibration file.
 
-    The loss is the fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
-    and split, which jump with the constants.
+    The loss is the fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each tile and split.
     """
     constants = model.constants
     geometry = table.geometry(model)

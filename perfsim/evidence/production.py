@@ -1,8 +1,7 @@
 """Production runs and published ratios of speeds next to what is predicted for them; they score nothing.
 
 What could explain a scaling over many wafer-scale systems below the predicted one: gradients that take longer
-to add up over more systems, slower links between them, or one system that is slower than the others, on which
-all wait (`slowest_of`).
+to add up over more systems, slower links, or one system on which all others wait (`slowest_of`).
 """
 
 from __future__ import annotations

@@ -165,8 +165,7 @@ class Scored:
     def one_constant(runs: Sequence[Scored]) -> float:
         """The efficiency e that minimises the mean of |ideal / e / measured - 1| over runs with ideal times.
 
-        In 1/e this is a weighted median: the objective is piecewise linear with kinks at measured / ideal
-        and weights ideal / measured.
+        In 1/e it is piecewise linear: the median of measured / ideal with the weights ideal / measured.
         """
         if not runs:
             return 1.0

@@ -27,8 +27,7 @@ from perfsim.work.counts import parameters
 # Unlikeness is a sum of points for differences (`_CHIP`, `_ALONE`, `_KINDS`, `_SIZES`).
 #
 # assumed: the points, which weigh differences against each other; how much a band widens with a point is
-# fitted (`evidence.left_out`). A plan is compared with the family of fewest points; of equal families, with
-# the one with more runs.
+# fitted (`evidence.left_out`). A plan is compared with the family of fewest points; of equals, of most runs.
 
 ERRORS_RECORD = "accuracy.json"
 RUNS_RECORD = "reached.json"
@@ -228,8 +227,7 @@ class Reached(NamedTuple):
         """The best comparable run where a plan's MFU is above all of them, and how the runs are alike.
 
         Comparable runs use the same device in the same class of precision, whose peak counts, and the same
-        attention on at least a quarter of the devices; if there are none, on any number of devices; if there
-        are still none, with any attention.
+        attention on at least a quarter of the devices; else on any number of them; else any attention.
         """
         attention = plan.job.runtime.attention
         alike = plan.system.device.name, precision_class(plan.job.recipe.precision)
@@ -417,9 +415,8 @@ def unknowns_of(plan: Plan) -> list[Unknown]:
 
 # A communication kernel takes multiprocessors and memory bandwidth from the compute next to it, so hiding is
 # not free. How much it costs was checked only up to the largest share of the step that a published run hides.
-# Where a plan hides a share h above that largest share m, its step may take up to (h - m) s longer, where s
-# is the largest slowdown of compute next to communication (`Machine.overlap_slowdown`). The band is wider by
-# that.
+# Where a plan hides a share h above that largest share m, its band is wider by (h - m) s, where s is the
+# largest slowdown of compute next to communication (`Machine.overlap_slowdown`).
 
 
 class Hidden(NamedTuple):
@@ -435,8 +432,7 @@ class Hidden(NamedTuple):
     def of(cls, plan: Plan, share: float, *, without: str = "") -> Hidden:
         """A share of a step that hides communication, next to the largest of runs on devices like the plan's.
 
-        How a device computes next to communication is its own: runs count that have its constants; where none
-        has, all on its kind of system.
+        How a device computes next to communication is its own: its runs count, else all of its kind.
         """
         families = [family for family, _ in _families(plan.system.kind, without)]
         alike = [family for family in families if plan.system.device.constants in family["constants"]]

@@ -31,8 +31,7 @@ def runtime_on(question: Question) -> Runtime:
     """What runs a question on its day: the newest of its machine's runtimes or releases that existed.
 
     A runtime that the question names stays. `latest` takes the newest that was measured on this kind of
-    device, or the newest there is where none was. Raises InputError, with the nearest that did exist, for a
-    part that did not.
+    device, else the newest. InputError for a part that did not exist names the nearest that did.
     """
     if question.as_of == LATEST:
         return _measured_ones(question)[-1]

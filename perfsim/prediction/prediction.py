@@ -188,8 +188,7 @@ class Prediction:
     ) -> Self:
         """An evaluation with the causes of its step time, its caveats and its plan's notes.
 
-        A plan above `allowed_share` of a device's memory has a caveat; `more` are caveats of the question,
-        `notes` follow those of the plan.
+        Above `allowed_share` of memory it has a caveat; `more` caveats, and `notes` after the plan's.
         """
         plan = evaluation.plan
         causes = Why.of(evaluation)

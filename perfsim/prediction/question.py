@@ -296,8 +296,7 @@ class Question:
     def ran_by(self) -> Runtime:
         """What runs it: the given runtime, else the recipe's; with a day the newest that existed.
 
-        Raises InputError for a day on which a part of its machine did not exist, and for a tool that does not
-        train on such machines.
+        Raises InputError for a day on which a part did not exist, and for a tool of other machines.
         """
         runtime = self.runtime or self.recipe.runtime
         if self.as_of:

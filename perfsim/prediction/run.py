@@ -67,8 +67,7 @@ class Step:
         """Simulate the step, with other task durations if given; `reported` as for `engine.simulate`.
 
         Without `contention`, of links or inside devices, the times are the critical path's, which does
-        not count toward the limit on simulated tasks. Raises DeadlockError and LimitError as
-        `engine.simulate` does.
+        not count toward the limit on tasks. Raises DeadlockError and LimitError as `engine.simulate`.
         """
         graph = self.placed.graph
         seconds = self.duration_s if duration_s is None else duration_s

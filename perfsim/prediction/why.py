@@ -208,8 +208,7 @@ ROUNDED = 1.0 + 1e-6
 # T(x) is close to a + b / x, which two predictions give and a third confirms. Settings that a description may
 # have wrong (recompute, overlap, attention, micro-batch, how rows travel to experts) are changed one at a
 # time. Each suspect has a distance in standard deviations: of how far its rate would be from what is
-# described, and of what is left of the gap over the errors of predictions. All steps have the layout of the
-# run.
+# described, and of what is left of the gap over the errors of predictions. All steps have the run's layout.
 
 LEAST_FACTOR = 0.25
 MOST_FACTOR = 4.0

@@ -40,9 +40,8 @@ class Production:
     """A production run's published rate over the predicted rate of its healthy steps.
 
     It covers what slows the steps of a long run (stragglers, other jobs on the network, data loading,
-    logging) and the model's own error on these runs, but no queue, compilation, restarts and lost work, which
-    a wall clock describes. All known runs are on GPUs. The ratio holds for every machine alike, so that it
-    moves no comparison.
+    logging) and the model's own error on these runs, but not what a wall clock describes: queue, compilation,
+    restarts, lost work. All known runs are on GPUs. The ratio is that of every machine: no comparison moves.
     """
 
     ratio: float

@@ -372,9 +372,8 @@ def run_sweep(
     """Answer every point that is not stored yet, storing each answer as soon as it is finished.
 
     `jobs` processes compute them (None: one for each core), or the workers of a Dask `scheduler`. A point
-    that cannot be answered keeps its reasons and loses no other; one whose workers die is not stored. Raises
-    SweepInterrupted at Ctrl-C, LimitError at a limit and PerfsimError where the scheduler goes away; all
-    finished points are kept.
+    that cannot be answered keeps its reasons; one whose workers die is not stored. Finished points are kept
+    at SweepInterrupted (Ctrl-C), LimitError and PerfsimError (the scheduler went away).
     """
     keys = digests(point.study for point in sweep.points)
     points = dict(zip(keys, sweep.points, strict=True))

@@ -2,8 +2,7 @@
 
 A page draws some thousand bars, and a step has up to hundreds of thousands of tasks. Like tasks in a row are
 one bar. Where bars are still too many, the lanes of some devices stand for all, and short bars that begin in
-the same interval of a lane are joined by kind, one kind after the other: every lane spans the whole step, and
-its busy time stays what it is.
+the same interval of a lane are joined, one kind after the other: no lane's span or busy time changes.
 """
 
 from __future__ import annotations
