@@ -295,8 +295,7 @@ class StepAccuracy:
             runs = [run[removal.key] for run in on_gpus]
             refitted = Scored.scores(Tangent.refitted(tangents, runs, removal.constants)) if tangents else {}
             removed.append(Removed(removal.key, removal.instead, Scored.scores(runs), refitted))
-        leaving = LeavingOut.by_kind(cases, catalog, tangents) if leaves_out else []
-        return cls(result, removed, leaving)
+        return cls(result, removed, LeavingOut.by_kind(cases, catalog, tangents) if leaves_out else [])
 
     @property
     def outside(self) -> Mapping[str, Any] | None:

@@ -117,8 +117,7 @@ class ModelRow(_CaseSpec):
     head_dim: Width | None = None
     sliding_window: Count | None = None
     sliding_window_pattern: Layers = 2
-    """Every n-th layer attends to all positions; the published runs with a window are of GPT-OSS, which
-    alternates."""
+    """Every n-th layer attends to all positions; the published runs with a window, GPT-OSS, alternate."""
     mtp_layers: Count = 0
     """Layers of multi-token prediction."""
     attention_type: Literal["mha", "gqa", "mqa", "mla"] | None = None
@@ -253,8 +252,7 @@ class StepCase(_CaseSpec):
     model: Model
     strategy: str
     framework: str | None = None
-    """The software stack that ran, by its name in the catalogue; None: the strategy, the device and the
-    settings suggest one."""
+    """The software stack that ran, by name; None: the strategy, the device and the settings suggest one."""
     tool: Tool | None = None
     """The tool that ran it, where its framework's constants are of another one; None: the framework's."""
     container: Annotated[str, Field(pattern=r"^\d\d\.\d\d(\.\d\d)?$")] | None = None
@@ -627,8 +625,7 @@ def published_cases() -> list[Path]:
 def _case(row: LocatedMapping, kind: type[CaseT], catalog: Catalog) -> CaseT:
     """The case of a row. Raises CatalogError with everything that is wrong with it."""
     if not row.node.is_mapping:
-        message = "a mapping (key: value) is expected"
-        raise CatalogError([*row.problems, row.node.mark.problem(message)])
+        raise CatalogError([*row.problems, row.node.mark.problem("a mapping (key: value) is expected")])
     case = row.build((kind,), catalog, "case")
     if isinstance(case, StepCase):
         named: Loc = ("system", "device")

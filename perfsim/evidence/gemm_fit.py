@@ -422,8 +422,7 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
             values, fits[f"narrow.{precision}"] = _factors(table, _START_OF_NARROW, seconds, path, record)
             narrow[precision] = NarrowGemmConstants(**values)
     fits = {**present.fit, **fits} if present is known else fits
-    changes = {"gemm": gemm, "narrow": narrow, "fit": fits, "assumed": assumed}
-    return present.model_copy(update=changes)
+    return present.model_copy(update={"gemm": gemm, "narrow": narrow, "fit": fits, "assumed": assumed})
 
 
 def _scaled(gemm: GemmConstants, factors: Mapping[str, float]) -> GemmConstants:

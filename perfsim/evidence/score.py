@@ -198,15 +198,13 @@ def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
 
 def _rankings(cases: Iterable[Scored]) -> list[dict[str, Any]]:
     """Kendall's tau-a, regret and choices of sweeps with four scored layouts or more, repeats averaged."""
-    by_layout: defaultdict[tuple[str, str, str], list[Scored]] = defaultdict(list)
+    sweeps: defaultdict[tuple[str, str], dict[str, list[Scored]]] = defaultdict(dict)
     for case in cases:
         if case.counts and case.sweep is not None and case.predicted_s is not None:
-            by_layout[case.family, case.sweep, case.layout].append(case)
-    sweeps: defaultdict[tuple[str, str], list[list[Scored]]] = defaultdict(list)
-    for (family, sweep, _), runs in by_layout.items():
-        sweeps[family, sweep].append(runs)
+            sweeps[case.family, case.sweep].setdefault(case.layout, []).append(case)
     ranked = []
-    for (family, sweep), layouts in sweeps.items():
+    for (family, sweep), by_layout in sweeps.items():
+        layouts = list(by_layout.values())
         count = len(layouts)
         if count < _FEWEST_LAYOUTS:
             continue

@@ -64,21 +64,21 @@ def _of(score: str) -> dict[str, Field[Any]]:
 
 def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -> Table:
     """All runs and each family, next to one constant efficiency, and `outside` the fit of the constants."""
-    without = outside or {}
-    of_all = {"as asked": result["summary_asked"], "baseline": result["baseline"]}
-    of_all["left out"] = without.get("summary")
-    of_families = {name: result[f"families_{name.removeprefix('as ')}"] for name in ("as asked", "baseline")}
-    of_families["left out"] = without.get("families", {})
+    without = outside or {"summary": None, "families": {}, "classes": {}}
+    others = {
+        "as asked": (result["summary_asked"], result["families_asked"]),
+        "baseline": (result["baseline"], result["families_baseline"]),
+        "left out": (without["summary"], without["families"]),
+    }
+    of_all = {name: scores for name, (scores, _) in others.items()}
     rows: list[dict[str, Any]] = [{"name": "all runs", "score": result["summary"], **of_all}]
     if result["failed"]:
         rows.append({"name": "all that were predicted", "score": result["summary_predicted"]})
     for name, scores in result["classes"].items():
-        rows.append(
-            {"name": f"all: {name}", "score": scores, "left out": without.get("classes", {}).get(name)}
-        )
+        rows.append({"name": f"all: {name}", "score": scores, "left out": without["classes"].get(name)})
     for family, scores in result["families"].items():
         if scores["n"]:
-            same = {name: known.get(family) for name, known in of_families.items()}
+            same = {name: known.get(family) for name, (_, known) in others.items()}
             rows.append({"name": family, "score": scores, **same})
     return Table.each(
         rows,
@@ -260,8 +260,12 @@ def _scaling_sections(scaling: Mapping[str, Any]) -> list[Section]:
     ]
 
 
-def _written(value: float | None, unit: text.Unit | None) -> str:
-    return text.NONE if value is None or unit is None else unit.text(value)
+def _written(value: float | None, unit: text.Unit) -> str:
+    return text.NONE if value is None else unit.text(value)
+
+
+def _middles(scores: Scores) -> str:
+    return ", ".join(f"{name} {_written(scores[name], text.SHARE)}" for name in ("median", "p90", "mean"))
 
 
 # Errors of predictions of published runs, family by family.
@@ -463,16 +467,13 @@ def _summary_notes(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Ite
             f"{', '.join(families)}."
         )
     if "whole" in outside:
-        whole = outside["whole"]["summary"]
-        middle, high, mean = (_written(whole[key], text.SHARE) for key in ("median_ape", "p90_ape", "mape"))
-        yield f"Left out whole, with the mean of others' constants: median {middle}, p90 {high}, mean {mean}."
+        whole = {name: outside["whole"]["summary"][key] for name, (_, key) in _ERRORS.items()}
+        yield f"Left out whole, with the mean of others' constants: {_middles(whole)}."
     memory = result.get("memory", {})
     if memory.get("n"):
-        middle, high, mean = (_written(memory[key], text.SHARE) for key in ("median", "p90", "mean"))
-        yield (
-            f"Peak memory, {text.counted(memory['n'], 'case')} that print theirs: median {middle}, "
-            f"p90 {high}, mean {mean}, bias {_written(memory['bias'], text.CHANGE)}."
-        )
+        bias = _written(memory["bias"], text.CHANGE)
+        runs = text.counted(memory["n"], "case")
+        yield f"Peak memory, {runs} that print theirs: {_middles(memory)}, bias {bias}."
     reasons: dict[str, list[str]] = {}
     for case in result["failed"]:
         reason = case["error"].splitlines()[0].removeprefix(f"case {case['id']}: ")

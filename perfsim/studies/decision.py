@@ -547,5 +547,4 @@ def _over_dates(day: str, asked: _Asked) -> Eras:
         f"{rival.machine} {verb(rival.num_devices, 'take', 'takes')} {ratios[late]:.2f} times as long as "
         f"{first.machine}{turned}."
     )
-    mfu = rival.mfu * ratios[day]
-    return Eras(day, first.label, rival.label, sentence, mfu, tuple(eras))
+    return Eras(day, first.label, rival.label, sentence, rival.mfu * ratios[day], tuple(eras))
