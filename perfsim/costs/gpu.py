@@ -258,7 +258,6 @@ class GpuCosts(GpuKernels, Costs):
         self._groups: dict[RankGroup, Group] = {}
 
     def duration_s(self, work: Work) -> float:
-        """Seconds of one task of this class without contention."""
         seconds = self._works.get(work)
         if seconds is None:
             if work.name == WAIT_OF_HOST:
@@ -375,14 +374,9 @@ class GpuCosts(GpuKernels, Costs):
             raise GraphError(f"communication {work.name} has no group")
         if work.op not in get_args(CollectiveOp):
             raise GraphError(f"communication {work.name} is {work.op}, which no model prices")
-        return cast(CollectiveOp, work.op), self.group(work.group)
-
-    def group(self, ranks: RankGroup) -> Group:
-        """How a group of ranks lies over the nodes."""
-        group = self._groups.get(ranks)
-        if group is None:
-            group = self._groups[ranks] = self.topology.group_shape(ranks.ranks)
-        return group
+        if work.group not in self._groups:
+            self._groups[work.group] = self.topology.group_shape(work.group.ranks)
+        return cast(CollectiveOp, work.op), self._groups[work.group]
 
 
 def _chunk(product: Kernel, chunks: int) -> Kernel:

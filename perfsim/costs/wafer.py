@@ -85,7 +85,6 @@ class StreamCosts(Costs):
         return min(self.bytes_per_s[kind] for kind in kinds)
 
     def duration_s(self, work: Work) -> float:
-        """Seconds of one task of this class."""
         if work.op == "broadcast":
             return self.tree_latency_s(work.comm_bytes)
         if work.op == "memoryx_update":

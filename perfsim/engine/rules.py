@@ -3,8 +3,6 @@
 Max-min fairness: no rate can grow without lowering one that is no larger. Progressive filling raises all
 rates together and fixes the rate of a flow when it reaches its own speed or when a link on its route is full
 (D. Bertsekas and R. Gallager, Data Networks, 2nd edition (1992), section 6.5.2).
-
-`tables` are those of `engine.tables`.
 """
 
 from __future__ import annotations

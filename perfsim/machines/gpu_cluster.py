@@ -65,9 +65,7 @@ def _entries_of_peers(spread: _Spread, tree: FatTree, width: int, *, shares_link
     """
     group, meeting = spread
     offset = np.arange(width)
-    first, of_peer = np.unique(
-        offset - offset // meeting.stride % meeting.size * meeting.stride, return_inverse=True
-    )
+    first, of_peer = np.unique(meeting.first(offset), return_inverse=True)
     ranks = group.start + first[:, None] + group.stride * np.arange(group.size)
     nodes = tree.node_of[ranks]
     enters = np.diff(nodes, axis=1) != 0
@@ -124,11 +122,7 @@ class _FatTreeNetwork(Network):
         self._num_known = 0
         """Links of all that is known."""
 
-    def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
-        """The load of a class of work on the links that may slow it; None where there are none."""
-        load = self.load(work, peers)
-        if load is None:
-            return None
+    def _slowed(self, work: Work, load: Traffic, /) -> Traffic | None:
         may_bind = self.tree.may_bind[load.links]
         if work.op in COPIES:
             # Ranks of several stages count on the links of one: these bind only where one copy fills them.

@@ -81,7 +81,12 @@ class Network:
 
         Raises InputError where dead links leave no route.
         """
-        return self.load(work, peers)
+        load = self.load(work, peers)
+        return None if load is None else self._slowed(work, load)
+
+    def _slowed(self, _work: Work, load: Traffic, /) -> Traffic | None:
+        """What of a load may be slowed, by default all."""
+        return load
 
     def by_work(self, works: Sequence[Work], peers: Ints, /, *, limiting: bool) -> dict[int, Traffic]:
         """Load by the number of a class of work, or (`limiting`) traffic; like works have the same."""

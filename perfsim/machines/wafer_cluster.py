@@ -49,16 +49,13 @@ class _WaferNetwork(Network):
         """
         return _WaferNetwork(self.tree, sum(stream.endswith("/spill") for stream in graph.streams) or 1)
 
-    def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
-        """The load of a class of work that may share links.
+    def _slowed(self, work: Work, load: Traffic, /) -> Traffic | None:
+        """The load, if it may share links.
 
         Samples are megabytes beside gigabytes of weights, so they count only where an activation server is
         slow; updates, which their own bytes limit, only where DRAM is. InputError where the only route to a
         system is cut.
         """
-        load = self.load(work, peers)
-        if load is None:
-            return None
         left = self.capacities[load.links]
         if work.op in ("samples", "memoryx_update") and (left >= load.bytes_per_s).all():
             return None

@@ -166,8 +166,6 @@ class CollectiveModel:
 
     def seconds(self, op: CollectiveOp, n_bytes: Floats, group: Group, fan_out: int = 1) -> Seconds:
         """The parts of `time_s`."""
-        if group.size == 1:
-            return Seconds(np.zeros(n_bytes.shape), np.zeros(n_bytes.shape))
         if fan_out > 1:
             to_ranks = _reached(group.size, fan_out) / fan_out
             busy = self._inside("all_to_all", n_bytes * to_ranks, group.most_per_node)

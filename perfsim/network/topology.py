@@ -1,8 +1,7 @@
 """The network of a machine: its vertices and cables, compiled once to the columns of its edges.
 
-They are given for each distinct part, such as a node with its leaf, with the number of its copies.
-Capacities and latencies of prices, loads, routes and nodes are read from the columns. `Topology.graph` is the
-same network in networkx; a graph that was changed is read back into columns.
+They are given for each distinct part, such as a node with its leaf, with the number of its copies. A graph in
+networkx that was changed is read back into columns.
 """
 
 from __future__ import annotations

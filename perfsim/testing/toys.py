@@ -232,7 +232,6 @@ class ToyCosts(Costs):
     """Of the job, which share a host."""
 
     def duration_s(self, work: Work) -> float:
-        """Seconds of a task."""
         if work.kind.is_communication:
             if work.group is None:
                 raise GraphError(f"{work.name} is communication without a group")
@@ -256,7 +255,6 @@ class TableCosts(Costs):
     seconds: Mapping[str, float]
 
     def duration_s(self, work: Work) -> float:
-        """Seconds of a task."""
         return self.seconds.get(work.name, 0.0)
 
 

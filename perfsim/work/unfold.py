@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from perfsim.base.arrays import Ids, Ints
 from perfsim.base.errors import GraphError
 from perfsim.work.graph import Kind, Ragged, TaskGraph, Work, offsets, rank_of
+
+Offsets = TypeVar("Offsets", int, Ints)
 
 
 class Meeting(NamedTuple):
@@ -30,7 +32,7 @@ class Meeting(NamedTuple):
     stride: int
     size: int
 
-    def first(self, offset: int) -> int:
+    def first(self, offset: Offsets) -> Offsets:
         """The lowest offset of a peer's group."""
         return offset - offset // self.stride % self.size * self.stride
 
