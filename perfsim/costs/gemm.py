@@ -182,10 +182,7 @@ class GemmModel:
         return np.array(values)[self._candidates.tile_index]
 
     def narrow(self, gpu: GpuCalibration, device: DeviceSpec, precision: Precision) -> GemmModel:
-        """The model of products in a narrow precision, from this 16-bit one.
-
-        A device without any table of narrow products has the fractions of peak of its 16-bit products.
-        """
+        """The model of narrow products; without a table they have the fractions of peak of this one."""
         table = measured_products(gpu, precision)
         slowest = self.sustained_fraction / gpu.sustained_fraction
         ceiling = (gpu.narrow_sustained_fraction or 1.0) * slowest

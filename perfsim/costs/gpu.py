@@ -86,10 +86,7 @@ class HostCosts:
         return self.edges.rated["nvme"] / self.sharing
 
     def duration_s(self, work: Work) -> float:
-        """Seconds of one task: a copy of `comm_bytes`, or an update.
-
-        The kernels of an update move its bytes in the host's memory, `comm_bytes` go to and from drives.
-        """
+        """Seconds of a copy of `comm_bytes`, or of an update, whose `comm_bytes` go to and from drives."""
         if work.op not in UPDATES:
             return self.latency_s(work.op) + work.comm_bytes / self.rate_bytes_per_s(work.op)
         memory = self.host.optimizer_fraction * self.edges.rated["dram"] / self.sharing
@@ -317,10 +314,7 @@ class GpuCosts(GpuKernels, Costs):
         return max(0.0, self.duration_s(work) - self._bytes_s[work])
 
     def taken(self, work: Work, /) -> Shares:
-        """Compute units of a collective kernel, and its reads and writes over the achieved bandwidth.
-
-        Bytes sent = comm_bytes x wire factor; `memory_passes` times as many pass through device memory.
-        """
+        """Compute units of a collective kernel, and its reads and writes over the achieved bandwidth."""
         return self._taken(work, self.duration_s(work)) if work.kind.is_communication else NONE
 
     def _taken(self, work: Work, seconds: float) -> Shares:
@@ -348,10 +342,7 @@ class GpuCosts(GpuKernels, Costs):
         )
 
     def bound(self, work: Work, /) -> Shares:
-        """Shares of the time of a compute task that units and memory limit.
-
-        Where the host takes part of the time, the device counts by the slope of the smooth maximum.
-        """
+        """Shares of the time of a compute task that units and memory limit."""
         if work in self._bounds:
             return self._bounds[work]
         moves = work.kind.is_communication or work.op in HOST_OPERATIONS
@@ -361,6 +352,7 @@ class GpuCosts(GpuKernels, Costs):
             moving = [kernel for kernel in work.kernels if kernel.op == "elementwise"]
             latency_s = self.gpu.kernel_latency_s * sum(kernel.launches for kernel in moving)
             moving_s = sum(self.kernel_s(kernel) for kernel in moving)
+            # Where the host takes part of the time, the device counts by the slope of the smooth maximum.
             slope = 1.0
             if not self.recipe.runtime.host_blocking:
                 slope = ((units_s + moving_s) / seconds) ** (self.framework.overlap_sharpness - 1)

@@ -160,11 +160,9 @@ def routed_parameters(part: LayerSlice) -> float:
 
 
 def logit_bytes(part: LayerSlice, positions: int) -> float:
-    """Bytes of the logits of one micro-batch on one tensor rank: in fp32, and as the 16-bit original.
-
-    A fused cross-entropy keeps the original only, and puts its gradient in its place.
-    """
+    """Bytes of the logits of one micro-batch on one tensor rank: in fp32, and as the 16-bit original."""
     rows = padded_vocab_size(part.model, part.tensor) / part.tensor
     original = part.element_bytes if part.element_bytes < FULL else 0.0
+    # A fused cross-entropy keeps the original only, and puts its gradient in its place.
     copied = 0.0 if part.fused_cross_entropy and original else FULL
     return (copied + original) * part.micro_batch_size * positions * rows

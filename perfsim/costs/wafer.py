@@ -149,10 +149,7 @@ class StreamingRoof:
     """The lane that needs most tokens to be hidden: link, flash or update."""
 
     def about(self, limiting: str) -> str:
-        """The micro-batch compared with the tokens that hide its streams; none hide samples or spills.
-
-        `limiting` is the lane that limits the step; empty where none does.
-        """
+        """The micro-batch and the tokens that hide its streams; `limiting` is the step's lane, or empty."""
         if limiting in AT_SYSTEMS:
             late = "Samples arrive" if limiting == "input" else "Spilled activations move"
             return f"{late} more slowly than their tokens are computed, whatever the batch. "
@@ -290,10 +287,8 @@ class StreamedGpuCosts(StreamCosts):
 
 
 def known_release(wanted: str, calibration: WaferCalibration) -> str:
-    """The release whose speed `wanted` has: itself between the measured ones, else the nearest of them.
-
-    `peak` is an upper bound for all releases: the peak rate, and rows without a time.
-    """
+    """The release whose speed `wanted` has: itself between the measured ones, else the nearest of them."""
+    # An upper bound for all releases: the peak rate, and rows without a time.
     if wanted == PEAK:
         return PEAK
     oldest, newest = calibration.measured_releases

@@ -93,10 +93,7 @@ def _pays_to_load(graph: TaskGraph) -> bool:
 
 
 def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
-    """Start every task when its last dependency ends: the times of a run in which nothing is shared.
-
-    `duration_s` has one entry per task.
-    """
+    """A run in which nothing is shared: tasks of `duration_s` each start as all that they need has ended."""
     _check_length(graph, duration_s)
     present_limits().in_time(lambda: "0 % of a critical path was computed")
     first, values = graph.dependencies
@@ -133,15 +130,13 @@ NO_CAPACITY = "a link without capacity"
 
 
 def _deadlock_report(graph: TaskGraph, end_s: Floats) -> str:
-    """Name the first stuck task of each stream and the tasks that it waits for.
-
-    A task that waits for none has started but cannot end, because a link on its route has no capacity.
-    """
+    """Name the first stuck task of each stream and the tasks that it waits for."""
     stuck = np.flatnonzero(end_s < 0)
     streams, first = np.unique(graph.stream[stuck], return_index=True)
     lines = []
     for task in sorted(stuck[first].tolist())[:MOST_LINES]:
         waiting = [source for source in graph.dependencies.row(task) if end_s[source] < 0]
+        # One that waits for none has started but cannot end: a link on its route has no capacity.
         names = ", ".join(f"{graph.task(source).name} on {graph.task(source).stream}" for source in waiting)
         lines.append(f"  {graph.task(task).stream}: {graph.task(task).name} waits for {names or NO_CAPACITY}")
     if len(streams) > len(lines):

@@ -42,10 +42,7 @@ class Flow(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What communication takes, and what limits computation, by work id; shape (works, 2).
-
-    The columns are compute units and memory bandwidth.
-    """
+    """What communication takes and what limits computation, by work id: (works, 2), units and memory."""
 
     taken: Floats
     """Shares of a device that a communication takes while it runs; 0 for computation."""

@@ -86,10 +86,7 @@ def network_of(topology: Topology) -> Network:
 
 
 def strategy_for(named: str | Strategy, system: SystemSpec) -> Strategy:
-    """The strategy, by name or as itself; an empty name means the machine's default strategy.
-
-    Raises InputError where it is unknown or runs on another kind of machine.
-    """
+    """The strategy by name or itself, by default the machine's; InputError if unknown or of another kind."""
     chosen = strategy(named or machine_of(system).default_strategy) if isinstance(named, str) else named
     if chosen.system_kind != system.kind:
         raise InputError(

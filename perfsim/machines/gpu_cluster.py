@@ -90,10 +90,7 @@ MOST_KNOWN = 2_000_000
 
 
 def _groups_like(group: RankGroup, peers: Ints) -> Ints:
-    """Ranks of the group and of all groups whose members are of the same classes, one group a row.
-
-    `peers` has the class of each peer that a folded device stands for.
-    """
+    """Ranks of the group and of all groups whose members are of the same classes, one group a row."""
     width = len(peers)
     ranks = np.arange(group.size) * group.stride + group.start
     block = ranks // width
@@ -213,10 +210,7 @@ class _FatTreeNetwork(Network):
         return Traffic(crossed, times, rate, late_s)
 
     def _hops(self, source: Ints, target: Ints) -> tuple[Ints, float]:
-        """The links of all hops, and how much later than priced the latest hop is.
-
-        A hop over a dead link takes a detour, which may be longer.
-        """
+        """The links of all hops, and how much later than priced the latest hop is."""
         tree = self.tree
         edges = tree.edges
         rows = tree.crossings(source, target)
@@ -225,6 +219,7 @@ class _FatTreeNetwork(Network):
         late_s = np.where(rows >= 0, self.late_s[rows], 0.0).sum(axis=1)
         broken = ((rows >= 0) & (self.capacities[rows] <= 0.0)).any(axis=1)
         links = [rows[~broken][rows[~broken] >= 0]]
+        # A hop over a dead link takes a detour, which may be longer.
         for hop in np.flatnonzero(broken).tolist():
             detour = tree.route_around(int(source[hop]), int(target[hop]), edges.dead)
             usual = rows[hop][rows[hop] >= 0]
@@ -241,10 +236,7 @@ class _FatTreeNetwork(Network):
         return late_s
 
     def _late_s(self, work: Work, groups: Ints, hop_s: float, passed: Ints) -> float:
-        """Latency that late hops add to groups of ranks: each step waits for the latest hop.
-
-        A ring between nodes passes ports inside them (`passed`) as well.
-        """
+        """Latency of late hops, and of ports that rings pass inside nodes; each step waits for the latest."""
         inside_s = float(self.late_s[passed].max(axis=0, initial=0.0).sum())
         if not hop_s + inside_s or work.kind is not Kind.COMM_COLL:
             return hop_s
@@ -306,10 +298,7 @@ class _FatTreeNetwork(Network):
 
 
 def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Of rings across nodes: sources, targets, ranks on no ring, ranks whose ports a ring of others passes.
-
-    On ring j, rank j of each node sends to rank j of the next node.
-    """
+    """Of rings across nodes: sources, targets, ranks on no ring, ranks whose ports other rings pass."""
     ranks = np.sort(groups, axis=1)
     nodes = node_of[ranks]
     across = nodes[:, 0] != nodes[:, -1]
@@ -322,6 +311,7 @@ def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         pattern = enters[np.argmax(left)]
         rows = left & (enters == pattern).all(axis=1)
         first = np.flatnonzero(pattern)
+        # On ring j, rank j of each node sends to rank j of the next node.
         rings = np.arange(np.diff(first, append=len(pattern)).min())
         source = (first[:, None] + rings).ravel()
         members = source, np.roll(source, -len(rings)), np.delete(np.arange(len(pattern)), source)
@@ -453,13 +443,11 @@ class GpuCluster(Machine):
         return f"{self.more}, or larger matrices in each kernel ({size}, tensor {plan.layout.tensor})"
 
     def published_system(self, system: GpuClusterSpec, described: Mapping[str, Any], /) -> GpuClusterSpec:
-        """The system with the node size and network of the run, one NIC per device.
-
-        A domain of several nodes is a node of that many devices, and what was a node is one of its servers.
-        """
+        """The system with the node size and network of the run, one NIC per device."""
         per_node = described["devices_per_node"]
         server = per_node or system.node.server or system.node.devices
         devices = described["nvlink_domain"] or per_node or system.node.devices
+        # A domain of several nodes is a node of that many devices; what was a node is one of its servers.
         several = server if devices > server and devices % server == 0 else None
         node = system.node.model_copy(update={"devices": devices, "server": several})
         if (inter_node := described["inter_node"]) is not None:
@@ -501,10 +489,7 @@ class GpuCluster(Machine):
         return rows
 
     def _completed(self, given: dict[str, Any], devices: int) -> ParallelLayout:
-        """The layout; `dp` defaults to the remaining devices, `schedule` to what `vpp` needs.
-
-        `vpp` itself follows from the stages, where these are given and no schedule.
-        """
+        """The layout; `dp` follows from the devices, `schedule` from `vpp`, `vpp` from the given stages."""
         layout = ParallelLayout(**given)
         stages = len(given.get("layers_per_stage") or ())
         if stages % layout.pipeline == 0 and stages > layout.pipeline > 1 and "schedule" not in given:

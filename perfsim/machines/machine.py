@@ -70,17 +70,11 @@ class Network:
         return self
 
     def load(self, _work: Work, _peers: Ints, /) -> Traffic | None:
-        """Traffic of a class of communication on all links; None for none.
-
-        `peers` has the class of each peer that a folded device stands for.
-        """
+        """Traffic on all links, None for none; `peers` has the class of each peer of a written device."""
         return None
 
     def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
-        """Traffic of a class of communication on the links that may slow it; None for none.
-
-        Raises InputError where dead links leave no route.
-        """
+        """Traffic on links that may slow it, None for none; InputError where dead links leave no route."""
         load = self.load(work, peers)
         return None if load is None else self._slowed(work, load)
 
@@ -178,10 +172,7 @@ class Unknown(NamedTuple):
 
 
 class Machine(ABC):
-    """One kind of system: everything that differs between kinds is behind this interface.
-
-    A kind is only given systems, topologies and layouts of its own types.
-    """
+    """One kind of system: all that differs between kinds, for systems and layouts of its own types."""
 
     kind: ClassVar[str]
     """The `kind` of its systems in YAML."""
@@ -247,10 +238,7 @@ class Machine(ABC):
         return not any(f"{path}.".startswith(f"{name}.") for name in unread)
 
     def releases(self, _system: Any, _recipe: Recipe, /) -> tuple[str, str] | None:
-        """The software release of a system, and the measured one whose speed is used.
-
-        None where speeds do not depend on a release.
-        """
+        """The software release of a system, and the measured one of its speed; None where none matters."""
         return None
 
     def parts(self, system: Any, /) -> Iterator[Part]:

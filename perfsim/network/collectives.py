@@ -136,15 +136,13 @@ class CollectiveModel:
 
     @classmethod
     def of_tree(cls, tree: FatTree) -> CollectiveModel:
-        """The model of a fat tree, with the rated capacities and latencies of its links.
-
-        A message between nodes is taken to cross leaves where there are several.
-        """
+        """The model of a fat tree, with the rated capacities and latencies of its links."""
         node = tree.system.node
         rated = tree.edges.usual
         scale_up = {}
         if "scale_up" in rated.seconds:  # a single device of a mesh has no links
             scale_up = {"bandwidth": rated.bytes_per_s["scale_up"]}
+        # A message between nodes is taken to cross leaves where there are several.
         late_s = tree.late_s("scale_up"), tree.late_s("host", "nic", "uplink")
         links = {"scale_up": node.scale_up.model_copy(update=scale_up)}
         return cls(node.model_copy(update=links), tree.nic_share_bytes_per_s, tree.system.fabric, late_s)

@@ -228,12 +228,10 @@ class FatTree(Topology):
 
     @cached_property
     def may_bind(self) -> Bools:
-        """Links that can slow what crosses them.
-
-        A link between a GPU and its NIC carries no more than the NIC: it counts only where it is slower.
-        """
+        """Links that can slow what crosses them."""
         binding = np.ones(len(self.edges), dtype=bool)
         hosts = self.hosts.ravel()
+        # A link between a GPU and its NIC carries no more than the NIC: it counts only where it is slower.
         binding[hosts] = self.edges.bytes_per_s[hosts] < self.edges.bytes_per_s[self.nics.ravel()]
         binding[self.edges.slow] = True
         return binding

@@ -53,10 +53,7 @@ class Group:
 
 
 class Cable(NamedTuple):
-    """Both directions of a link: `seconds` are the latencies from `a` to `b` and back.
-
-    With `duplex` each direction has the capacity; otherwise both share it.
-    """
+    """A link: `seconds` from `a` to `b` and back; both directions share its capacity unless `duplex`."""
 
     a: str
     b: str
@@ -67,10 +64,7 @@ class Cable(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Vertices and cables that occur several times in a network.
-
-    `vertices` has one row a copy: the numbers, in the network, of the vertices called `names`.
-    """
+    """Vertices and cables that occur several times; `vertices` numbers those called `names`, a row a copy."""
 
     names: Sequence[str]
     cables: Sequence[Cable]
@@ -182,10 +176,7 @@ def _most_common(values: Floats) -> float:
 
 
 class Topology(ABC):
-    """A network of devices 0 to `num_devices` - 1.
-
-    A kind of network gives its vertices and cables, or graphs of its parts where these repeat.
-    """
+    """A network of devices 0 to `num_devices` - 1; a kind gives its vertices and cables, or its parts."""
 
     devices_per_node: int
     """Ranks on one node that is full."""

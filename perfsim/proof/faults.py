@@ -90,10 +90,8 @@ def _wrong_groups(subject: Subject) -> _Wrong:
 
 
 def _skipped_gradients(subject: Subject) -> _Wrong:
-    """Disable each task that reduces or ties weight gradients, computes nothing else, or sums their norm.
-
-    Where nothing is clipped, nothing uses the norm.
-    """
+    """Disable each task that reduces or ties weight gradients, computes nothing else, or sums their norm."""
+    # Where nothing is clipped, nothing uses the norm.
     clips = math.isfinite(subject.training.max_norm)
     for task in subject.graph.tasks():
         op = task.work.op
@@ -105,13 +103,11 @@ def _skipped_gradients(subject: Subject) -> _Wrong:
 
 
 def _wrong_notes(subject: Subject) -> _Wrong:
-    """Let each reduction or gather over replicas say that it is of experts if it is not, and the other way.
-
-    Sums over groups of replicas are of what was reduced in a group, whatever they say.
-    """
+    """Let each reduction or gather over replicas say that it is of experts if it is not, and vice versa."""
     for task in subject.graph.tasks():
         work = task.work
         moves = work.category == "data_communication" and work.name != LOCAL_NORM.name
+        # Sums over groups of replicas are of what was reduced in a group, whatever they say.
         if moves and work.writes[0].name != "gradient_shards":
             said = "other weights than those of experts" if work.experts else "experts"
             yield _with_work(subject, task, f"is said to be of {said}", experts=not work.experts)

@@ -304,10 +304,7 @@ class Case(NamedTuple):
 
 
 def catalogue_cases(*, experts: bool = False, latents: bool = False) -> list[Case]:
-    """Every case; a model with experts has cases of its own, for what the executor knows of them.
-
-    Strategies of other packages take the first layout that they list.
-    """
+    """Every case; a model with experts has others; other packages' strategies take their first layout."""
     if experts:
         return [*_experts(), *(_latents() if latents else ()), *_weight_streaming()]
     cases = [*_single_degrees(), *_three_d(), *_context(), *_offload(), *_weight_streaming()]
@@ -335,10 +332,7 @@ def _single_degrees() -> Iterator[Case]:
 
 
 def _three_d() -> Iterator[Case]:
-    """Every schedule with every ZeRO stage, states sharded in groups, and parameters gathered ahead.
-
-    Recompute modes and overlap alternate.
-    """
+    """Every schedule and ZeRO stage, states in groups and gathered ahead; recompute and overlap alternate."""
     modes = cycle(MODES)
     overlaps = cycle((False, True))
     sequence_parallel = cycle((True, False, True))

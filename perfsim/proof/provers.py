@@ -115,20 +115,15 @@ class _GpuProver:
     """How a plan's graph counts bytes and elements."""
 
     def small_layout(self, layout: ParallelLayout) -> ParallelLayout:
-        """The layout with small micro-batches and few layers.
-
-        Uneven stages stay uneven: none, one or two layers where there were none, one or more.
-        """
+        """The layout with small micro-batches and few layers."""
         counts = layout.layers_per_stage
+        # Uneven stages stay uneven: none, one or two layers where there were none, one or more.
         layers = None if counts is None else tuple(min(2, count) for count in counts)
         size = min(MOST_SEQUENCES, layout.micro_batch_size)
         return replace(layout, micro_batch_size=size, layers_per_stage=layers)
 
     def small_layers(self, layout: ParallelLayout, modules: int) -> int:
-        """Layers of the small model, besides those of modules of multi-token prediction.
-
-        Two a stage if there are few stages; a single stage has few layers with its modules.
-        """
+        """Layers of the small model without modules: two a stage if these are few, a few in a single one."""
         if layout.layers_per_stage is not None:
             return sum(layout.layers_per_stage)
         if layout.num_stages == 1:
@@ -156,10 +151,8 @@ class _GpuProver:
         return Parts(heads, positions, divided, layout.expert, layout.expert_tensor)
 
     def max_norm(self, plan: ThreeDPlan) -> float:
-        """The norm to which gradients are clipped; infinite where updates do not wait for all gradients.
-
-        A skewed schedule checks the norm after the update [2401.10241 section 4].
-        """
+        """The norm to which gradients are clipped; infinite where updates do not wait for all of them."""
+        # A skewed schedule checks the norm after the update [2401.10241 section 4].
         return math.inf if schedule_called(plan.layout.schedule).has("skewed") else MAX_NORM
 
     def features(self, plan: ThreeDPlan) -> Mapping[str, bool]:

@@ -158,10 +158,7 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
         """Every legal layout, for the planner to screen."""
 
     def screen(self, job: Job, topology: OwnTopology, costs: Costs) -> Screening:
-        """Memory and closed-form step time of every legal layout, here planned one by one.
-
-        PlanError where a layout that the strategy lists is illegal.
-        """
+        """Memory and estimated step time of all layouts, one by one; PlanError for an illegal one."""
         plans: list[Layout] = []
         shares = []
         estimates = []

@@ -246,10 +246,8 @@ class Schedule:
 def in_flight(
     schedule: Schedule, rank: int, pipeline: int, chunks: tuple[int, ...], microbatches: int
 ) -> tuple[Held, ...]:
-    """What a rank holds at its possible peaks; `chunks` are the layers of its chunks.
-
-    Where chunks are not in groups they count alike, as those of a rank without layers do.
-    """
+    """What a rank holds at its possible peaks; `chunks` are the layers of its chunks."""
+    # Where chunks are not in groups they count alike, as those of a rank without layers do.
     layers = chunks if schedule.has("in_groups") and any(chunks) else (1,) * len(chunks)
     order = schedule.order(rank, pipeline, len(chunks), microbatches)
     return held_at_peak(order, dict(enumerate(layers)))

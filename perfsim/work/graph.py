@@ -347,16 +347,14 @@ class TaskGraph:
 
     @cached_property
     def dependencies(self) -> Ragged:
-        """Dependencies of each task by data, control and program order, without repeats, ascending.
-
-        A dependency on an earlier task of the same stream is implied by program order and left out.
-        """
+        """Dependencies of each task by data, control and program order, without repeats, ascending."""
         program = np.flatnonzero(self.stream_predecessor >= 0)
         by_data = [(source.row_of_value, source.values) for source in self.sources]
         task_ids, waits_for = (
             np.concatenate(column).astype(np.int64)
             for column in zip(*by_data, (program, self.stream_predecessor[program]), strict=True)
         )
+        # A dependency on an earlier task of the same stream is implied by program order and left out.
         implied = (self.stream[task_ids] == self.stream[waits_for]) & (
             self.stream_predecessor[task_ids] != waits_for
         )

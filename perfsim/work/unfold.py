@@ -214,10 +214,7 @@ class _Unfolding:
         return Unfolded(unfolded, *columns)
 
     def _works(self) -> tuple[tuple[Work, ...], Ids]:
-        """The works of all instances, and the work of each instance.
-
-        Works with ranks in them differ between instances, except on shared streams.
-        """
+        """The works of all instances, which differ where they have ranks in them, and the work of each."""
         graph = self.graph
         row_of_work = np.zeros(len(graph.works), dtype=np.int64)
         row_of_work[graph.work] = self.row

@@ -221,22 +221,17 @@ class Store:
         return Activations(kept, working, 0.0)
 
     def _at_once(self, micro_batch_size: int) -> float:
-        """Sequences that a layer has in memory at once: one tile, or as many as one expert's tokens make.
-
-        Experts compute one after another, each its own tokens: top_k / num_experts of all in the mean.
-        """
+        """Sequences that a layer has in memory at once: one tile, or as many as one expert's tokens make."""
         experts = self.job.model.experts
         if self.tiles == 1 or experts is None:
             return micro_batch_size
+        # Experts compute one after another, each its own tokens: top_k / num_experts of all in the mean.
         of_an_expert = micro_batch_size * experts.top_k / experts.num_experts
         return max(of_an_expert, float(-(-micro_batch_size // self.tiles)))
 
     @property
     def buffer_bytes(self) -> float:
-        """Buffers for streamed weights: one layer, or one chunk of it, for each layer in flight.
-
-        A chunk is enough where weights are used as they arrive and are not stored.
-        """
+        """Buffers for each layer in flight: for all of it, or for a chunk where weights are not stored."""
         held = self.system.swarmx.chunk
         if self.system.streaming.weights_held == "layer":
             counts = self.counts
@@ -283,14 +278,12 @@ class Store:
         return tuple(uses)
 
     def largest_micro_batch(self, per_system: int, group: int, *, spill: bool = False) -> int:
-        """The largest micro-batch of a system that fits under a policy and the software makes; 0: none fits.
-
-        What is kept is linear in the micro-batch, and so is the working set without tiles.
-        """
+        """The largest micro-batch of a system that fits a policy and the software makes; 0: none does."""
         memory = self.system.device.memory
         free = memory.capacity - memory.reserved - self.buffer_bytes
         sequence = self.activations(StreamingLayout(micro_batch_size=1, recompute_layers=group, spill=spill))
 
+        # What is kept is linear in the micro-batch, and so is the working set without tiles.
         def needs(size: int) -> float:
             return size * sequence.kept + self._at_once(size) * sequence.working
 

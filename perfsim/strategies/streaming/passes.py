@@ -385,15 +385,13 @@ class StreamedSteps:
         return Work("samples.load", Kind.MEM_LOAD, "samples", "input", comm_bytes=n_bytes, writes=(samples,))
 
     def blocks(self, *, last: bool = False, chunks: int = 1) -> list[BlockWorks]:
-        """The works of every block in the order of the forward, split into `chunks`; one for layers alike.
-
-        Before the `last` micro-batch of a step, gradients may stay in SwarmX to be summed.
-        """
+        """The works of every block in the order of the forward, split into `chunks`; one for layers alike."""
         job = self.plan.job
         device = self.store.device
         part = device.layer_slice(job, self.sequences(last=last))
         positions = job.recipe.lm_head_positions or job.seq_length
         blocks = _blocks_of(part, positions, device, self.store.tiles)
+        # Before the last micro-batch of a step, gradients may stay in SwarmX to be summed.
         stays = not last and self.system.streaming.accumulate_at == "swarmx"
         reduce = "reduce_in_tree" if stays else "reduce"
         return list(map(cache(partial(self._works_of, chunks=chunks, reduce=reduce)), blocks))

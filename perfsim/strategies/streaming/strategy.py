@@ -284,9 +284,6 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
 
 
 def _needed_chunks(system: WaferClusterSpec) -> int:
-    """Chunks of a layer that an accurate step needs: 1 where layers are prefetched or held whole.
-
-    Without prefetch, weights overlap with compute only between chunks of the same layer.
-    """
+    """Chunks of a layer that an accurate step needs: without prefetch, only those of one layer overlap."""
     whole = system.streaming.prefetch_depth > 0 or system.streaming.weights_held == "layer"
     return 1 if whole else STREAM_CHUNKS

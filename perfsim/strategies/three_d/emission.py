@@ -122,10 +122,7 @@ class RankShare:
         return Layer(group, attention, mlp, divided_below)
 
     def experts(self, kind: LayerKind, mode: Recompute = "none") -> ExpertGroup:
-        """The experts of a layer. The host waits to learn how many rows go where.
-
-        It need not with a fixed capacity or in a CUDA graph.
-        """
+        """The experts of a layer; the host waits to learn how many rows go where, unless that is fixed."""
         recipe = self.job.recipe
         framework = recipe.runtime.stack
         knows = framework is None or framework.cuda_graph or recipe.expert_capacity is not None
@@ -356,12 +353,10 @@ class StepWriter:
         return done
 
     def _norm(self, gradients: list[list[int]]) -> list[int]:
-        """The norm of all gradients, of every pipeline rank or of all; none where an update needs no other's.
-
-        Under a skewed schedule the norm is checked after the update [2401.10241 section 4].
-        """
+        """The norm of all gradients, of every pipeline rank or of all; none where no update needs others'."""
         layout = self.plan.layout
         stages = self.stages
+        # The norm is checked after the update [2401.10241 section 4].
         if self.schedule.has("skewed"):
             return []
         peers = math.lcm(*(replicas.holders for replicas in stages.replicas))
