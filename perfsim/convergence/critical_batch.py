@@ -147,11 +147,8 @@ class HyperbolaFit:
 
 
 def relative_error(batch: float, fitted: Sequence[float]) -> float:
-    """Half-width of the 90 % band on the examples at a batch, as a fraction, by distance from fitted batches.
-
-    Inside their range 10 % (1.645 x 6 %); below it, or above up to twice the largest, 18 %; up to four times
-    31 %. These are the errors of fits to MLPerf reference runs. Raises NotIdentifiableError beyond.
-    """
+    """Half-width of the 90 % band on examples, a fraction; NotIdentifiableError beyond 4 times all fitted."""
+    # By distance from the fitted batches: the errors of fits to MLPerf reference runs.
     require_positive(batch=batch)
     beyond = batch / max(fitted)
     if beyond > 4:

@@ -57,10 +57,7 @@ class LossLaw:
 
     @classmethod
     def of_compute(cls, runs: Sequence[tuple[float, float, float]]) -> LossLaw:
-        """L = (c / C)^beta with C = 6 N D, by least squares through runs of (parameters, tokens, loss).
-
-        Its error is the larger of the seed's and 1.645 times the runs' root mean square residual in nats.
-        """
+        """L = (c / C)^beta with C = 6 N D, by least squares through runs of (parameters, tokens, loss)."""
         c_flop, gamma = power_law([(6.0 * params * tokens, loss) for params, tokens, loss in runs])
         law = cls(
             name="cerebras_gpt",
@@ -76,6 +73,7 @@ class LossLaw:
             gamma=gamma,
             ratio=RAY,
         )
+        # The error is the seed's, or 1.645 times the runs' root mean square residual in nats.
         squares = [(law.loss(params, tokens) - loss) ** 2 for params, tokens, loss in runs]
         error = max(SEED_ERROR, 1.645 * math.sqrt(sum(squares) / len(squares)))
         return replace(law, error=error)

@@ -56,16 +56,12 @@ class EqualDevices:
 
     @classmethod
     def of(cls, ratios: Sequence[tuple[int, RatioBand]]) -> Self:
-        """Where a machine's time over a rival's is 1, from the ratios at ascending numbers of devices.
-
-        The ends of the band are where the low and the high end of the ratio are 1. An end below the smallest
-        number is that number: fewer were not tried.
-        """
+        """Where a machine's time over a rival's is 1, from the ratios at ascending numbers of devices."""
 
         def crossing(end: str) -> float | None:
             logs = [math.log(getattr(band, end)) for _, band in ratios]
             at = next((place for place, ratio in enumerate(logs) if ratio <= 0), None)
-            if not at:
+            if not at:  # below the smallest number it is that number: fewer were not tried
                 return None if at is None else float(ratios[0][0])
             fewer, more = (math.log(count) for count, _ in ratios[at - 1 : at + 1])
             return math.exp(np.interp(0.0, (logs[at], logs[at - 1]), (more, fewer)))
@@ -148,15 +144,13 @@ class TimeToAccuracy:
         return f"{regime}: {extra}; {_REGIMES[regime]}"
 
     def ratio_to(self, other: TimeToAccuracy, *, same_machine: bool = False) -> RatioBand:
-        """Its time over another one with the 90 % band: the headline number of a comparison.
-
-        D_min cancels. Both share the same unknown B_crit, so its error is the change of (1 + B_a/B_crit) /
-        (1 + B_b/B_crit) over its band: zero at equal batch. The two step-time errors are independent; of the
-        `same_machine` they share a part that cancels, and `unshared_error` is left. Errors combine in
-        quadrature in log time. Expected times have no seed noise. InputError if targets or laws differ.
-        """
+        """Its time over another one with the 90 % band; InputError if targets or laws differ."""
         if self.critical != other.critical or self.d_min_tokens != other.d_min_tokens:
             raise InputError("two times to accuracy compare only at one target and one critical batch")
+        # D_min cancels. Both share the same unknown B_crit, so its error is the change of (1 + B_a/B_crit) /
+        # (1 + B_b/B_crit) over its band: zero at equal batch. The step-time errors are independent; of the
+        # `same_machine` they share a part that cancels, and `unshared_error` is left. Errors combine in
+        # quadrature in log time. Expected times have no seed noise.
         ratio = self.time_s / other.time_s
         errors = (
             min(time.unshared_error if same_machine else math.inf, time.step_time_error)

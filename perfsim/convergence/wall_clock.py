@@ -127,11 +127,9 @@ class FailingRun:
 
     @property
     def expected_s(self) -> FloatArray:
-        """Expected seconds with failures, without repairs: `failing_time_s` tier by tier, nearest first.
-
-        What lengthens the work between two copies lengthens what the next tier repeats. A copy that is not
-        complete is lost with the work done meanwhile: a longer restart. Exact for one tier, equal restarts.
-        """
+        """Expected seconds with failures, without repairs: `failing_time_s` tier by tier, nearest first."""
+        # What lengthens the work between two copies lengthens what the next tier repeats. A copy that is not
+        # complete is lost with the work done meanwhile: a longer restart. Exact for one tier, equal restarts.
         total = np.asarray(self.work_s, dtype=np.float64)
         for tier in self.tiers:
             interval_s = tier.interval_s * total / np.maximum(self.work_s, TINY)

@@ -357,11 +357,9 @@ class StepCase(_CaseSpec):
         )
 
     def as_asked(self, described: Question) -> Question:
-        """The question as users ask it: only the model, machine, sequence, precision and layout are given.
-
-        The rule for runs without a runtime (`perfsim.specs.stacks`) chooses all else: framework, container,
-        kernels, overlaps, buckets and dispatcher.
-        """
+        """The question as users ask it: only the model, machine, sequence, precision and layout are given."""
+        # The rule for runs without a runtime (`perfsim.specs.stacks`) chooses all else: framework, container,
+        # kernels, overlaps, buckets and dispatcher.
         parts = ("model", "system", "devices", "strategy", "batch", "layout")
         given: dict[str, Any] = {name: getattr(described, name) for name in parts}
         recipe = described.recipe
@@ -403,17 +401,15 @@ class StepCase(_CaseSpec):
             yield f"{system.device.name} computes no {training.precision}; it has {has}"
 
     def _recipe(self, catalog: Catalog) -> Recipe:
-        """The recipe of the run.
-
-        A run that says that it does not overlap gradient reduction has the defaults of Megatron-LM, gradients
-        in fp32: the recipes of a framework that reduce them in 16 bits overlap it as well. The peak memory of
-        24 runs on B200 that say so agrees (2 % in the median, 11 % with gradients in 16 bits). It overlaps no
-        tensor-parallel communication either, unless it says so.
-        """
+        """The recipe of the run."""
         training = self.training
         framework = catalog.framework(self.stack.framework)
         fused = () if training.compiled is False else framework.fused
         sharded = self.strategy == "zero3"
+        # A run that says that it overlaps no gradient reduction has the defaults of Megatron-LM, gradients in
+        # fp32: the recipes of a framework that reduce them in 16 bits overlap it as well. The peak memory of
+        # 24 runs on B200 that say so agrees (2 % in the median, 11 % with gradients in 16 bits). It overlaps
+        # no tensor-parallel communication either, unless it says so.
         overlap = training.overlap_grad_reduce
         overlaps = sharded if overlap is None else overlap
         said = [value for value in (training.tp_comm_overlap, training.async_tp) if value is not None]
@@ -492,16 +488,14 @@ class PlacedCase:
 
     @cached_property
     def slowed(self) -> float:
-        """Step time with compute slowed by simultaneous communication, over the time of the longest path.
-
-        It hardly depends on the constants that are fitted, so it is computed once, with the recorded ones.
-        Only where gradients or parameters travel on a stream of their own does anything run during compute.
-        Where several nodes are one NVLink domain, communications of all kinds meet in its ports.
-        """
+        """Step time with compute slowed by simultaneous communication, over the time of the longest path."""
+        # It hardly depends on the constants that are fitted, so it is computed once, with the recorded ones.
+        # Only where gradients or parameters travel on a stream of their own does anything run during compute.
         if not self.plan.job.runtime.overlap_grad_reduce:
             return 1.0
         system = self.plan.system
         step = self.step(self.costs)
+        # Where several nodes are one NVLink domain, communications of all kinds meet in its ports.
         meet = isinstance(system, GpuClusterSpec) and system.node.server is not None
         whole_s = self.evaluation.step_time_s if meet else step.run().step_time_s
         return whole_s / step.run(contention=False).step_time_s

@@ -141,13 +141,11 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
 def _lines_account(
     segments: Sequence[ProtocolSegment], op: CollectiveOp, rows: _Table, weight: Floats, link: LinkSpec
 ) -> fitting.Account:
-    """Standard errors of an operation's lines at the rows that they were fitted to.
-
-    The sizes of one octave are a cluster. A bandwidth at the link's line rate is a fact, no estimate.
-    """
+    """Standard errors of an operation's lines at the rows that they were fitted to, an octave a cluster."""
     names = np.array([f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments])
     logs = np.log(_values(segments)).ravel()
     _, low, high = _start_and_bounds(link.bandwidth)
+    # A bandwidth at the link's line rate is a fact, no estimate.
     at_most = logs > high - _NEAR
     at_least = logs < low + _NEAR
     free = ~(at_most | at_least)

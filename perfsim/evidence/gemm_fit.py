@@ -207,12 +207,7 @@ def _is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
 def _fit_library(
     path: Path, device: DeviceSpec, source: str, evaluations: int
 ) -> tuple[GemmConstants, FitRecord, dict[str, str]]:
-    """Constants of the device's GEMM library, their record, and why others have the values that they have.
-
-    Minimises the robust log error on half of the table from two starts: a library that overrates its large
-    tiles, and one that ranks tiles correctly. The record has the residuals of the rows left out, training
-    sizes only; then the constants are refined with all rows, to which their standard errors apply.
-    """
+    """Constants of the device's GEMM library, their record, and why others have the values that they have."""
     table = _Products.of(read_table(path, _COLUMNS))
     precision = next((name for name in _SIXTEEN_BITS if name in device.peak), None)
     if precision is None:
@@ -222,7 +217,8 @@ def _fit_library(
     start = np.log(list(values.values()))
     bounds = _OF_TILE | {name: (low, high) for name, (_, low, high) in _OF_ALL.items()}
     low, high = np.log([bounds[name.rpartition(".")[2]] for name in values]).T
-    # Only one half is fitted, so that half must have more rows than there are constants.
+    # One half is fitted, and must have more rows than there are constants; the record has the residuals of
+    # the rest, training sizes only. Then all rows refine the constants; standard errors are of these.
     shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
     need_more_than(2 * len(values) + 1, shapes, path, "GEMM shapes")
     fit_rows = min(-(-table.m.size // 2), _FIT_ROWS)
@@ -239,7 +235,7 @@ def _fit_library(
 
         return _robust_loss(log_errors, rows.weight / rows.weight.sum(), first)
 
-    # The second start is a library that knows how fast its tiles are.
+    # The first start is a library that overrates its large tiles, the second knows how fast its tiles are.
     ranked = {f"tiles.{tile.label}.choice_efficiency": tile.efficiency for tile in _START.tiles}
     results = []
     for first in (start, np.log(list((values | ranked).values()))):
@@ -322,10 +318,7 @@ def _constants(logs: Floats) -> GemmConstants:
 
 
 def _estimates(model: GemmModel, table: _Products) -> Account:
-    """Standard errors of a model's constants at the rows of a table, in the order of the calibration file.
-
-    The loss is the fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each tile and split.
-    """
+    """Standard errors of a model's constants at the rows of a table, in the order of the calibration file."""
     constants = model.constants
     geometry = table.geometry(model)
     values = _values(constants)
@@ -337,6 +330,7 @@ def _estimates(model: GemmModel, table: _Products) -> Account:
         changed = _with(constants, dict(zip(plain, np.exp(logs).tolist(), strict=True)))
         return np.asarray(np.log(replace(model, constants=changed).price(geometry, chosen=chosen)))
 
+    # The fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each tile and split.
     def losses(changed: GemmConstants) -> Floats:
         seconds = replace(model, constants=changed).price(geometry)
         return np.asarray(table.weight * np.hypot(np.log(seconds / table.time_s), _ERROR_FLOOR))

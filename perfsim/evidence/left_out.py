@@ -104,12 +104,10 @@ class LeavingOut:
         return [*self.groups, LeftOut(ALL, "", self.runs)]
 
     def widths(self, others: BandWidths | None = None, *, without: str = "") -> BandWidths:
-        """The widths of bands that follow from the errors of the runs, but for the family of a group.
-
-        With fewer than three families every run counts as a family of its own, and the widths of `others`
-        (another kind of machine) give the growth with unlikeness in log time, and the unshared part where no
-        two runs of a family are of one machine. assumed: nothing else is known of them.
-        """
+        """The widths of bands that follow from the errors of the runs, but for the family of a group."""
+        # With fewer than three families every run counts as a family of its own, and the widths of `others`
+        # (another kind of machine) give the growth with unlikeness in log time, and the unshared part where
+        # no two runs of a family are of one machine. assumed: nothing else is known of them.
         used = [
             run
             for run in self.whole or self.runs
@@ -437,18 +435,16 @@ def _widths_of_alike(runs: Sequence[Scored], others: BandWidths | None) -> BandW
 
 
 def _of_classes(runs: Sequence[Scored], widths: BandWidths) -> dict[str, float]:
-    """The factor on the widths that holds 90 % of each class of runs, and of all models with experts.
-
-    The factor of a class with f families lies f / (f + `_PARENT`) of the way, in logs, from its parent's to
-    the quantile of its own runs. Models with experts have no narrower bands than those without, as a whole,
-    nor have classes of few families than their parent: runs of one family err alike.
-    """
+    """The factor on the widths that holds 90 % of each class of runs, and of all models with experts."""
     scale = np.hypot(widths.base, widths.slope * np.array(_points(runs)))
     errors = np.abs([run.log_error for run in runs]) / scale
     named = [(run.family, *run.traits.classes) for run in runs if run.traits is not None]
     factors = {"dense": 1.0}
     if any(sparse := [parent == "experts" for _, _, parent in named]):
         factors["experts"] = max(1.0, _conformal_quantile(errors[sparse]))
+    # The factor of a class with f families lies f / (f + `_PARENT`) of the way, in logs, from its parent's to
+    # the quantile of its own runs. Models with experts have no narrower bands than those without, as a whole,
+    # nor have classes of few families than their parent: runs of one family err alike.
     for name, parent in dict.fromkeys(known[1:] for known in named):
         own = _conformal_quantile(errors[[known[1] == name for known in named]])
         families = len({known[0] for known in named if known[1] == name})
@@ -487,11 +483,9 @@ def _points(runs: Sequence[Scored]) -> list[float]:
 
 
 def _unshared(runs: Sequence[Scored], widths: Floats, others: BandWidths | None = None) -> float:
-    """What two runs of one machine do not share of their widths, at most the whole.
-
-    The 90th percentile of |difference of log errors| / sqrt(w_1^2 + w_2^2) over pairs of one family and
-    device, each run with one weight. Without such a pair it is what `others` have, or the whole.
-    """
+    """What two runs of one machine do not share of their widths, at most the whole."""
+    # The 90th percentile of |difference of log errors| / sqrt(w_1^2 + w_2^2) over pairs of one family and
+    # device, each run with one weight. Without such a pair it is what `others` have, or the whole.
     sizes = Counter(run.family for run in runs)
     machines = [
         (run.family, run.traits.constants, run.traits.peak_flop_per_s, run.traits.memory_bytes_per_s)

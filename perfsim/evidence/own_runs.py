@@ -222,14 +222,12 @@ def fit_convergence(
 
 
 def _of_noise(rows: Floats, path: Path) -> ConvergenceCalibration:
-    """The critical batch that a run with this gradient noise sees, harmonic over its tokens.
-
-    Progress at batch B costs 1 + B_simple / B times the least steps, so at a fixed batch the examples are
-    E_min (1 + B <1 / B_simple>): the mean of the reciprocal over the tokens counts.
-    """
+    """The critical batch that a run with this gradient noise sees, harmonic over its tokens."""
     tokens, noise = rows.T
     if tokens.size < 2 or np.any(np.diff(tokens) <= 0) or np.any(noise <= 0):
         raise refused(path, "tokens must increase over two rows or more, b_simple be positive")
+    # Progress at batch B costs 1 + B_simple / B times the least steps, so at a fixed batch the examples are
+    # E_min (1 + B <1 / B_simple>): the mean of the reciprocal over the tokens counts.
     middles = 0.5 * (1.0 / noise[1:] + 1.0 / noise[:-1])
     b_crit = float((tokens[-1] - tokens[0]) / (middles * np.diff(tokens)).sum())
     return ConvergenceCalibration(

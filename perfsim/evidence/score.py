@@ -163,12 +163,10 @@ class Scored:
 
     @staticmethod
     def one_constant(runs: Sequence[Scored]) -> float:
-        """The efficiency e that minimises the mean of |ideal / e / measured - 1| over runs with ideal times.
-
-        In 1/e it is piecewise linear: the median of measured / ideal with the weights ideal / measured.
-        """
+        """The e that minimises the mean of |ideal / e / measured - 1| over runs with ideal times."""
         if not runs:
             return 1.0
+        # In 1/e it is piecewise linear: the median of measured / ideal with the weights ideal / measured.
         ratios = np.array([run.measured_s / (run.ideal_s or math.nan) for run in runs])
         return 1.0 / weighted_quantile(ratios, 1.0 / ratios, 0.5)
 
@@ -348,16 +346,13 @@ def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:
 
 
 def _with_bands(runs: Iterable[Scored]) -> dict[str, Any]:
-    """The scores of runs and of their 90 % bands; None where none has a band.
-
-    `band_coverage` is the share of scored runs whose measured time lies in its band, `band_width` the mean
-    half-width in log time, `interval_score` the mean of the width plus 20 times what lies outside of it
-    [Gneiting and Raftery, "Strictly Proper Scoring Rules", 2007], both in log time.
-    """
+    """The scores of runs and of their 90 % bands; None where none has a band."""
     scored = [run for run in runs if run.counts]
     bands = np.log(
         [(run.band.low_s, run.band.high_s, run.measured_s) for run in scored if run.band is not None]
     )
+    # The share of measured times in their bands, the mean half-width in log time, and the mean of the width
+    # plus 20 times what lies outside [Gneiting and Raftery, "Strictly Proper Scoring Rules", 2007].
     figures: dict[str, Any] = dict.fromkeys(("band_coverage", "band_width", "interval_score"))
     if bands.size:
         low, high, measured = bands.T
@@ -420,11 +415,7 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
 
 
 def _batch_predictions(case: ConvergenceCase) -> Iterator[dict[str, Any]]:
-    """Each batch size predicted from all others, and the largest from those at most half as large.
-
-    Repeats of a batch size are averaged, and few sizes give none. A refused fit counts as an absolute error
-    of 1, unless the run is fine-tuning or a warm start, for which a refusal is correct and not counted.
-    """
+    """Each batch size predicted from all others, and the largest from those at most half as large."""
     repeats: defaultdict[float, list[float]] = defaultdict(list)
     for batch, mean, *_ in case.points:
         repeats[batch or 0.0].append(mean or 0.0)
@@ -437,6 +428,8 @@ def _batch_predictions(case: ConvergenceCase) -> Iterator[dict[str, Any]]:
         tried.append((_LARGER_BATCH, below, points[-1]))
     for protocol, fitted, (batch, measured) in tried:
         batches, examples = zip(*fitted, strict=True)
+        # A refused fit counts as an absolute error of 1, unless the run is fine-tuning or a warm start, for
+        # which a refusal is correct and not counted.
         baseline = float(np.exp(np.mean(np.log(examples))))
         predicted = refused = None
         try:

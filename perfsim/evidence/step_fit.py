@@ -266,10 +266,8 @@ def _source_of(path: Path, bundled: str) -> str:
 
 
 def _record(result: Any, weight: Floats, names: Sequence[str], command: str, table: str) -> FitRecord:
-    """The record of a soft L1 fit; a constant on which no run depends has no standard error.
-
-    SciPy returns the Jacobian times (1 + z)^(-3/4), z = (residual / scale)^2.
-    """
+    """The record of a soft L1 fit; a constant on which no run depends has no standard error."""
+    # SciPy returns the Jacobian times (1 + z)^(-3/4), z = (residual / scale)^2.
     z = (result.fun / (OUTLIER * float(weight.mean()))) ** 2
     loss = SoftL1(result.fun, np.ones(len(z)), z, np.arange(len(z)))
     errors = loss.errors(result.jac * (1 + z)[:, None] ** 0.75).tolist()
@@ -373,11 +371,9 @@ class WaferFit:
 
 
 def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
-    """Constants of the wafer called `device` from all of its logs in a file; needs scipy.
-
-    Evidence C counts: only a series over batch sizes shows what a row of weights takes, and it is one.
-    """
+    """Constants of the wafer called `device` from all of its logs in a file; needs scipy."""
     catalog = default_catalog()
+    # Evidence C counts: only a series over batch sizes shows what a row of weights takes, and it is one.
     logs = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.on_wafers]
     fit = WaferFit.of(logs, device, catalog)
     if not fit.runs:

@@ -224,11 +224,9 @@ class Reached(NamedTuple):
 
     @classmethod
     def best_below(cls, plan: Plan, mfu: float) -> tuple[Reached, str] | None:
-        """The best comparable run where a plan's MFU is above all of them, and how the runs are alike.
-
-        Comparable runs use the same device in the same class of precision, whose peak counts, and the same
-        attention on at least a quarter of the devices; else on any number of them; else any attention.
-        """
+        """The best comparable run where a plan's MFU is above all of them, and how the runs are alike."""
+        # Comparable runs use the same device in the same class of precision, whose peak counts, and the same
+        # attention on at least a quarter of the devices; else on any number of them; else any attention.
         attention = plan.job.runtime.attention
         alike = plan.system.device.name, precision_class(plan.job.recipe.precision)
         every = [row for row in cls.recorded() if (row.device, precision_class(row.precision)) == alike]
@@ -386,12 +384,10 @@ class Accuracy:
         )
 
     def among(self, residuals: Sequence[float]) -> Accuracy:
-        """The same next to steps measured on the user's own machine: their scatter tells how far the next is.
-
-        `residuals` are relative. Formula: the predictive interval of a normal of unknown mean and variance
-        [A. Gelman et al., "Bayesian Data Analysis", 2013, 3.3], whose prior is `_PRIOR_STEPS` steps of the
-        published scatter; the quantile of Student's t is two terms of its Cornish-Fisher series.
-        """
+        """The same next to steps measured on the user's own machine, with `residuals` as fractions."""
+        # The predictive interval of a normal of unknown mean and variance [A. Gelman et al., "Bayesian Data
+        # Analysis", 2013, 3.3], whose prior is `_PRIOR_STEPS` steps of the published scatter; the quantile of
+        # Student's t is two terms of its Cornish-Fisher series.
         freedom = _PRIOR_STEPS + len(residuals) - 1
         prior = _WITHIN * math.log1p(self.step_time_error) / Z_90
         variance = _PRIOR_STEPS * prior**2 + sum(math.log1p(residual) ** 2 for residual in residuals)
@@ -430,10 +426,8 @@ class Hidden(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, share: float, *, without: str = "") -> Hidden:
-        """A share of a step that hides communication, next to the largest of runs on devices like the plan's.
-
-        How a device computes next to communication is its own: its runs count, else all of its kind.
-        """
+        """A share of a step that hides communication, next to the largest of runs on devices like these."""
+        # How a device computes next to communication is its own: its runs count, else all of its kind.
         families = [family for family, _ in _families(plan.system.kind, without)]
         alike = [family for family in families if plan.system.device.constants in family["constants"]]
         published = max((family["hidden_communication"] for family in alike or families), default=0.0)

@@ -408,10 +408,7 @@ class _Result(NamedTuple):
 
 
 def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: np.random.Generator) -> _Result:
-    """Rows and columns of the product's result, computed on the slices of all parts and as a whole.
-
-    `whole` is the model's (k, n). The operands are those of the pass: x w, dy wT or xT dy.
-    """
+    """Rows and columns of a product (`whole`: its k and n) on the slices of all parts, and as a whole."""
     k, n = whole
     axes = {"m": shard.m, "k": k, "n": n}
     row, column, depth = RESULT[shard.which]

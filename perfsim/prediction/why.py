@@ -147,12 +147,10 @@ class LinkUse:
 
     @classmethod
     def by_kind(cls, trace: Trace, placed: Placed) -> dict[str, LinkUse]:
-        """Use of each kind of link that a step's communication crosses, from the trace of a placed graph.
-
-        A communication is spread evenly over its duration, contention included. Bytes are those on the wire:
-        what a ring sends, not the message. Communications priced apart, such as updates and streams in the
-        memory of one weight server, may together exceed a capacity: a peak above 1 says so.
-        """
+        """Use of each kind of link that a step's communication crosses, from the trace of a placed graph."""
+        # A communication is spread evenly over its duration, contention included. Bytes are those on the
+        # wire: what a ring sends, not the message. Communications priced apart, such as updates and streams
+        # in the memory of one weight server, may together exceed a capacity: a peak above 1 says so.
         graph = trace.graph
         network = placed.network
         loads = network.by_work(graph.works, placed.peers.astype(np.int64), limiting=False)

@@ -222,14 +222,12 @@ class Target:
         )
 
     def grid(self, seq_length: int, num_devices: int) -> list[int]:
-        """Global batches in sequences, 2^k and 3 x 2^k, up to twice the critical batch.
-
-        A run of a given length has none: its grid ends at DeepSeek's batch, since beyond it the same tokens
-        reach a worse loss. Batches are multiples of a device count that is no power of two: replicas share.
-        """
+        """Global batches in sequences, 2^k and 3 x 2^k, up to twice the critical batch."""
+        # A run of a given length has no critical batch; beyond DeepSeek's the same tokens reach a worse loss.
         most = self.optimal_tokens if self.critical.given_length else LARGEST_SHARE * self.critical.tokens
         largest = most / seq_length
         smallest = largest * SMALLEST_SHARE / LARGEST_SHARE
+        # Of a device count that is no power of two batches are multiples, for replicas share.
         unit = num_devices if num_devices & (num_devices - 1) else 1
         grid = sorted({unit * factor * 2**power for factor in (2, 3) for power in range(24)})
         return [batch for batch in grid if smallest <= batch <= largest] or [num_devices]
@@ -320,10 +318,8 @@ def _wanted(grid: list[int], known: BatchCurve, near: int | None, *, extend: boo
 
 
 def counted(model: TransformerConfig, law: LossLaw) -> float:
-    """The parameters of a model as a loss law counts them, of experts those that compute a token.
-
-    The laws are fitted to dense models; the loss of a model with experts is below a dense one's of its
-    active parameters [2202.01169], so this is its upper bound.
-    """
+    """The parameters of a model as a loss law counts them, of experts those that compute a token."""
+    # The laws are fitted to dense models; the loss of a model with experts is below a dense one's of its
+    # active parameters [2202.01169], so this is its upper bound.
     counts = parameters(model)
     return float(counts.active if law.counts_embeddings else counts.active_body_matrices)

@@ -459,17 +459,14 @@ MOST_MONTHS = 12
 
 
 def eras_of(study: StudySpec, pair: Sequence[Known], ask: Callable[[Point], Answer]) -> Eras | None:
-    """The first on the wall and its rival on equal dates; None where they are at most `MOST_MONTHS` apart.
-
-    A study that answers at equal dates also gets every day from which one of the two has something new.
-    """
+    """The first on the wall and its rival on equal dates; None where they are at most `MOST_MONTHS` apart."""
     if len(pair) < 2:
         return None
     (_, first), (_, rival) = pair
     parts = [newest_part(point.question) for point, _ in pair]
     months = months_apart(*(part.date for part in parts)) if all(part.date for part in parts) else 0
     asked = _Asked(pair, ask)
-    if study.as_of == EQUAL:
+    if study.as_of == EQUAL:  # also on every day from which one of the two has something new
         return _over_dates(study.equal_day, asked)
     if study.as_of not in ("", LATEST) or months <= MOST_MONTHS:
         return None

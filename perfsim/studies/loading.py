@@ -288,11 +288,8 @@ class Changer:
     def point(
         self, base: StudySpec, candidate: CandidateSpec, devices: int, changes: Mapping[str, Any]
     ) -> StudySpec:
-        """The study of one candidate at one number of devices with these changes, checked without running.
-
-        Raises InputError for a wrong target or device count; the run reports what a point lacks. What points
-        share is checked once for all of them, and equal descriptions are in memory once.
-        """
+        """The study of one point, checked without running; InputError for a wrong target or device count."""
+        # What points share is checked once for all of them, and equal descriptions are in memory once.
         of_study = {path: value for path, value in changes.items() if not of_candidate(path)}
         own = {path: value for path, value in changes.items() if path not in of_study}
 
@@ -393,11 +390,7 @@ def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] =
 
 
 def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[Point, ...]:
-    """Every point of a sweep, ordered by variant, candidate, devices, then the axes of the file.
-
-    An axis over a field that a candidate's system does not have is ignored for that candidate; a variant
-    that changes such a field omits the candidate. Raises CatalogError with every problem and its line.
-    """
+    """Every point by variant, candidate, devices, then the axes; CatalogError with all problems."""
     groups, unread = _read_axes(mapping, spec)
     grid = groups[""]
     variants = {"": VariantSpec(), **spec.variants}
@@ -424,6 +417,7 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
         kinds = [(known.system.name, known.strategy) for known in variants[name].candidates]
         fixed = {axis.path: axis.values[0] for axis in groups[name] if name and not axis.of_machine}
         for candidate in machines[name]:
+            # A variant of a field that a system does not have omits it; an axis of the grid leaves it alone.
             if not all(suits(path, candidate) for path in fixed):
                 continue
             apart = {VARIANT: name} if name else {}

@@ -118,11 +118,7 @@ def answer_point(
 
 
 def _disturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
-    """A candidate under the perturbations that its system has; remarks are added to the notes of its plan.
-
-    Stragglers beyond the last rank become one straggler at the last rank, with the largest of their factors.
-    Raises InputError, naming the candidate, if dead links leave no route.
-    """
+    """A candidate under the perturbations that its system has; InputError if dead links leave no route."""
     plan = evaluation.plan
     topology = plan.topology
     last = topology.num_devices - 1
@@ -131,7 +127,7 @@ def _disturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     beyond = [straggler for straggler in spec.stragglers if straggler.rank > last]
     remarks = [f"perturbed: rank {slow.rank} does not exist; rank {last} is slow instead" for slow in beyond]
     if beyond:
-        # Several stragglers at one rank multiply.
+        # They become one at the last rank, with the largest of their factors; several at one rank multiply.
         product = math.prod(straggler.factor for straggler in at_last)
         at_last = [StragglerSpec(rank=last, factor=max(product, *(slow.factor for slow in beyond)))]
     addressed = [link for link in spec.links if link.system in (None, topology.system.name)]

@@ -453,11 +453,8 @@ SHARED = (
 
 
 def digests(studies: Iterable[StudySpec]) -> list[str]:
-    """SHA-256 of everything that affects the answer to each study, in 64 hexadecimal digits.
-
-    This covers the resolved descriptions (hardware, calibrations, model, recipe, candidates, batches, law)
-    without names, titles, sources and reasons, and the version of the model; what studies share once.
-    """
+    """SHA-256 of everything that affects the answer to each study, in 64 hexadecimal digits."""
+    # Resolved descriptions without names, titles, sources and reasons, and the version of the model.
     known: dict[int, tuple[BaseModel, str]] = {}
 
     def part(value: Any) -> Any:

@@ -485,14 +485,12 @@ class SweepResult:
 
 
 def _first_at_each(target: Sequence[Series]) -> str:
-    """Who of several machines is first to a target, and who with as much power or money an hour.
-
-    Where speed grows in proportion to devices, the first with as much power is who takes least energy.
-    """
+    """Who of several machines is first to a target, and who with as much power or money an hour."""
     taken = [(point, outcome_of(point)) for member in target for point in member.points]
     first, outcome = min(taken, key=lambda pair: pair[1].wall_s.typical)
     unit, scale = time_unit(outcome.wall_s.typical)
     said = [f"{first.named}: first, after {number(outcome.wall_s.typical / scale)} {unit} on the wall"]
+    # Where speed grows in proportion to devices, the first with as much power is who takes least energy.
     kinds = ("power", "energy_kwh", "kWh"), ("money an hour", "money", first.study.prices.currency)
     for words, name, per in kinds:
         known = [(spread, point) for point, one in taken if (spread := getattr(one, name)) is not None]
