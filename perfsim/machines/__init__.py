@@ -66,11 +66,7 @@ def machine_of(system: SystemSpec) -> Machine:
 
 
 def build_topology(system: SystemSpec, num_devices: int) -> Topology:
-    """The network of the first `num_devices` devices of a system.
-
-    Raises InputError for zero devices, more systems than the cluster can have, or a partly filled last node
-    (a single node may be partly filled).
-    """
+    """The network of the first devices of a system; InputError for a number that it cannot have."""
     return machine_of(system).topology(system, num_devices)
 
 

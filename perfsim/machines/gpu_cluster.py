@@ -471,11 +471,7 @@ class GpuCluster(Machine):
         return ParallelLayout(**given)
 
     def usual_settings(self, layout: ParallelLayout, recipe: Recipe, /) -> list[Setting]:
-        """The settings that Megatron-LM's README recommends.
-
-        These are sequence parallelism with tensor parallelism, the distributed optimizer (ZeRO 1) with data
-        parallelism, and selective recompute where attention keeps its scores.
-        """
+        """The settings that Megatron-LM's README recommends."""
         rows = [Setting("micro_batch_size", str(layout.micro_batch_size))]
         if layout.tensor > 1:
             split = layout.sequence_parallel

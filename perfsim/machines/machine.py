@@ -326,7 +326,6 @@ class Machine(ABC):
         return self._completed(parsed_settings(text, self.layout_type), devices)
 
     def _completed(self, given: dict[str, Any], devices: int) -> Layout:
-        """A layout from the fields that are given."""
         return cast(Layout, self.layout_type(**({"data": devices} | given)))
 
     def in_chunks(self, _layout: Any, /) -> Layout:

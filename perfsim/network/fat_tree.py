@@ -56,7 +56,6 @@ class FatTree(Topology):
         self._gpus = min(size, num_devices)
 
     def device(self, rank: int) -> str:
-        """Name of a rank's GPU, such as `node0/gpu0`."""
         self._check_rank(rank)
         node, gpu = divmod(rank, self.devices_per_node)
         return f"node{node}/gpu{gpu}"

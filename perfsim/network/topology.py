@@ -310,14 +310,11 @@ class Topology(ABC):
 
     @cached_property
     def links_by_ends(self) -> dict[frozenset[str], list[int]]:
-        """Ids of all links, both directions, by their ends.
-
-        A device at the far side of its port names the links on both sides: `swarmx/0/0-cs1` names the links
-        of `cs1/port`.
-        """
+        """Ids of all links, both directions, by their ends."""
         ends: dict[frozenset[str], list[int]] = {}
         for link in range(len(self.edges)):
             ends.setdefault(frozenset(self.ends(link)), []).append(link)
+        # A device behind its port names the links on both sides: `swarmx/0/0-cs1` those of `cs1/port`.
         behind: dict[frozenset[str], list[int]] = {}
         for pair, links in ends.items():
             if len(devices := _without_port(pair)) == 1:

@@ -71,7 +71,6 @@ class WaferTree(Topology):
         """Number of SwarmX nodes on each level, from the root down."""
 
     def device(self, rank: int) -> str:
-        """Name of a rank's system, such as `cs0`."""
         self._check_rank(rank)
         return f"cs{rank}"
 

@@ -216,15 +216,12 @@ def try_all(subject: Subject, every: int = 1, first: int = 0) -> _MutationTally:
 def try_plans(
     target: str, plans: Iterable[Plan], every: int, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """The document of `perfsim prove --mutations`: injected and detected faults of each plan's graph.
-
-    The sample of each graph begins one fault later than that of the one before, so that together the
-    samples cover all kinds of tasks.
-    """
+    """The document of `perfsim prove --mutations`: injected and detected faults of each plan's graph."""
     total = _MutationTally()
     layouts = []
     for number, plan in enumerate(plans):
         progress(f"faults in {plan.strategy} on {plan.topology.num_devices} ranks")
+        # Each sample begins one fault later, so that together they cover all kinds of tasks.
         tally = try_all(Subject.of(plan), every, number)
         total.injected += tally.injected
         total.detected += tally.detected

@@ -75,7 +75,6 @@ class GpuPrices:
         """Elements of the rows that pad a word table to whole tiles."""
 
     def bytes_per_element(self, message: Message) -> float:
-        """Bytes of an element."""
         if message.content in ("statistics", "norm"):
             return SINGLE_BYTES
         if message.content in ("gradients", "table", "shards"):
@@ -83,7 +82,6 @@ class GpuPrices:
         return self.recipe.element_bytes
 
     def counted(self, message: Message, elements: int, work: Work) -> float:
-        """Executed elements as the graph counts them."""
         layout = self.layout
         if work.kind is Kind.COMM_SEND:
             return elements / (layout.tensor if layout.sequence_parallel else 1)

@@ -200,7 +200,6 @@ class _StreamingProver:
         return math.inf
 
     def features(self, plan: StreamingPlan) -> Mapping[str, bool]:
-        """Features in words, and whether a proof of a plan exercises them."""
         layout = plan.layout
         return {
             "experts": plan.job.model.experts is not None,

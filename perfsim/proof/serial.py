@@ -199,11 +199,7 @@ def train(training: SmallTraining) -> list[Record]:
 
 
 def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -> Record:
-    """Loss and all gradients of one step.
-
-    A module of multi-token prediction reads the output of the module before it; the first module reads the
-    last layer.
-    """
+    """Loss and all gradients of one step."""
     record = Record()
     share = training.share
     layouts = share.layouts
@@ -228,6 +224,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         if EXPERTS + block in weights:
             routing = training.routing(step, block)
             given |= {"routing": routing, "expert": routing.expert.ravel()}
+        # A module reads the output of the module before it, the first one that of the last layer.
         nodes = {"hidden": hidden} if hidden else {}
         for name in parts_of.get(block, (*operations.ATTENTION, *operations.FEED_FORWARD, "scores")):
             tape = operations.Tape(read(block), share.of_layer(block), given=given)
