@@ -63,9 +63,8 @@ class FatTree(Topology):
     def _vertices(self) -> Iterator[tuple[str, str]]:
         """GPUs by rank, then what else is in each node, leaves, spines."""
         yield from super()._vertices()
-        yield from (
-            (f"node{node}/{name}", kind) for node in range(self.nodes) for name, kind in self._in_node
-        )
+        for node in range(self.nodes):
+            yield from ((f"node{node}/{name}", kind) for name, kind in self._in_node)
         yield from ((f"leaf{leaf}", "leaf") for leaf in range(self.leaves))
         yield from ((f"spine{spine}", "spine") for spine in range(self.spines))
 
@@ -218,11 +217,9 @@ class FatTree(Topology):
 
     def late_s(self, *kinds: str) -> float:
         """Rated latency of a hop over links of these kinds, there and back, beyond what is described."""
-        described = self._latencies_s
+        usual = self._latencies_s
         rated = self.edges.usual.seconds
-        late_s = [
-            rated[kind][way] - described[kind][way] for kind in kinds if kind in rated for way in (0, 1)
-        ]
+        late_s = [rated[kind][way] - usual[kind][way] for kind in kinds if kind in rated for way in (0, 1)]
         return math.fsum(late_s) / (2 if self.full_mesh and kinds == ("scale_up",) else 1)
 
     @cached_property

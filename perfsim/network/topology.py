@@ -304,9 +304,8 @@ class Topology(ABC):
             seconds[first] = min(seconds[first], float(data["seconds"]))
         changed = np.flatnonzero(carried != edges.bytes_per_s)
         capacities = dict(zip(changed.tolist(), carried[changed].tolist(), strict=True))
-        return self.with_capacities(
-            capacities, np.where(np.isinf(seconds), edges.seconds, seconds), rate=rate
-        )
+        seconds = np.where(np.isinf(seconds), edges.seconds, seconds)
+        return self.with_capacities(capacities, seconds, rate=rate)
 
     @cached_property
     def links_by_ends(self) -> dict[frozenset[str], list[int]]:

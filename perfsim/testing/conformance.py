@@ -198,9 +198,8 @@ def _the_screening_agrees_with_the_plans(case: Case) -> None:
         if screening.closer is not None:
             closer_s = screening.closer(np.array([index]))[0]
         own_s = case.strategy.estimate_s(plan, case.costs)
-        _require(
-            math.isclose(own_s, closer_s, rel_tol=1e-9), f"{plan.layout}: {closer_s} s screened, {own_s} s"
-        )
+        agrees = math.isclose(own_s, closer_s, rel_tol=1e-9)
+        _require(agrees, f"{plan.layout}: {closer_s} s screened, {own_s} s")
         near = abs(math.log(screened_s / own_s)) <= math.log(FIRST_ESTIMATE)
         _require(near, f"{plan.layout}: {screened_s} s screened first, {own_s} s planned")
 

@@ -188,19 +188,15 @@ SMALLEST = {
 """The model of a published run that answers fastest."""
 
 
-def topology(
-    devices: int, system: hardware.GpuClusterSpec | hardware.WaferClusterSpec | None = None
-) -> Topology:
+System = hardware.GpuClusterSpec | hardware.WaferClusterSpec
+
+
+def topology(devices: int, system: System | None = None) -> Topology:
     """A topology of a system, by default of toy GPUs."""
     return build_topology(system or gpu_cluster(), devices)
 
 
-def plan(
-    name: str,
-    asked: Job,
-    layout: Layout,
-    system: hardware.GpuClusterSpec | hardware.WaferClusterSpec | None = None,
-) -> Plan:
+def plan(name: str, asked: Job, layout: Layout, system: System | None = None) -> Plan:
     """A plan of a layout on as many devices as it needs, without a memory check."""
     return strategy(name).plan(asked, topology(layout.num_devices, system), layout, check_memory=False)
 

@@ -404,12 +404,7 @@ class Layer:
         return below, WeightInputs(mlp.kept, attention.kept, *sums)
 
     def wgrad(
-        self,
-        template: Template,
-        inputs: WeightInputs,
-        after: Sequence[int] = (),
-        *,
-        block: int = WHOLE_DEVICE,
+        self, template: Template, inputs: WeightInputs, after: Sequence[int] = (), block: int = WHOLE_DEVICE
     ) -> int:
         """Write the weight gradients, from tensors that the input gradients left."""
         sums = [[] if tensor is None else [tensor] for tensor in (inputs.mlp_sum, inputs.attention_sum)]
