@@ -186,18 +186,15 @@ class Row:
             return None if value == usual and type(value) is type(usual) else value
 
         def number(settings: Settings) -> Any:
-            kind, low, high = _range_of(field)
-            value: Any
-            if kind == "boolean":
-                value = None if settings.raw(*names) is None else settings.flag(*names)
-            elif kind == "number":
-                value = settings.number(*names)
-            else:
-                bounds = {"least": low if least is None else least, "most": high if most is None else most}
-                value = settings.needed(*names, **bounds) if needed else settings.integer(*names, **bounds)
-            if value is None:
+            if settings.raw(*names) is None and not needed:
                 return default(settings) if callable(default) else default
-            return value
+            kind, low, high = _range_of(field)
+            if kind == "boolean":
+                return settings.flag(*names)
+            if kind == "number":
+                return settings.number(*names)
+            bounds = {"least": low if least is None else least, "most": high if most is None else most}
+            return settings.needed(*names, **bounds)
 
         return cls(field, keys, write or written, read or number)
 
