@@ -45,10 +45,10 @@ class _Units:
     """Size in SI of each unit without prefix; perfsim writes the first one."""
     usual: str
     """The unit that a bare number most likely lacks."""
-    exponents: tuple[int, int]
-    """Smallest and largest power of ten written as a prefix."""
     most: float
     """No machine or run comes near it, in SI."""
+    exponents: tuple[int, int] = (0, 18)
+    """Smallest and largest power of ten written as a prefix."""
     least: float = 0.0
     """Above zero where something would take forever, in SI."""
     unprefixed: Mapping[str, float] = field(default_factory=dict)
@@ -65,7 +65,6 @@ _UNITS: dict[Dimension, _Units] = {
         meaning="a number of bytes",
         symbols={"B": 1.0, "b": 0.125, "bit": 0.125},
         usual="GB",
-        exponents=(0, 18),
         binary=True,
         most=1e21,
     ),
@@ -73,7 +72,6 @@ _UNITS: dict[Dimension, _Units] = {
         meaning="bytes a second",
         symbols={"B/s": 1.0, "b/s": 0.125, "bit/s": 0.125, "Bps": 1.0, "bps": 0.125},
         usual="GB/s",
-        exponents=(0, 18),
         binary=True,
         most=1e21,
         least=1.0,
@@ -82,7 +80,6 @@ _UNITS: dict[Dimension, _Units] = {
         meaning="floating-point operations a second",
         symbols={"FLOP/s": 1.0, "FLOPS": 1.0},
         usual="TFLOP/s",
-        exponents=(0, 18),
         most=1e24,
         least=1.0,
     ),

@@ -91,10 +91,8 @@ def _range_of(field: str) -> tuple[str, int, int]:
     owner, _, name = field.rpartition(".")
     hints = get_type_hints(Beyond) | get_type_hints(_SPECS.get(owner, Beyond), include_extras=True)
     schema = TypeAdapter(hints.get(name, int)).json_schema()
-    for known in schema.get("anyOf", [schema]):
-        if known.get("type") in ("boolean", "integer", "number"):
-            return known["type"], known.get("minimum", 1), known.get("maximum", MOST_DEVICES)
-    return "string", 1, MOST_DEVICES
+    number = schema["anyOf"][0] if "anyOf" in schema else schema
+    return number["type"], number.get("minimum", 1), number.get("maximum", MOST_DEVICES)
 
 
 _SAID_WITH: Mapping[str, tuple[str, ...]] = {
