@@ -14,14 +14,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ValidationError
 
 from perfsim.api.questions import Named, Row, Rows, Tabular, names_of
-from perfsim.base.errors import (
-    CatalogError,
-    InputError,
-    Problem,
-    UnknownNameError,
-    refused_values,
-    within_floats,
-)
+from perfsim.base.errors import InputError, Problem, UnknownNameError, refused_values, within_floats
 from perfsim.base.files import must_exist
 from perfsim.base.units import parse_quantity
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file
@@ -167,7 +160,7 @@ def _prices(path: Path, catalog: Catalog) -> str:
     known = [*catalog.names("system"), *(other.stem for other in path.resolve().parent.glob("*.yaml"))]
     place = LocatedMapping.read(path, "prices", catalog).problem
     if wrong := prices.unknown(known):
-        raise CatalogError(
+        raise InputError(
             [place(("machines", name), f"prices: {said.message}", said.help) for name, said in wrong.items()]
         )
     return prices.name
@@ -255,7 +248,7 @@ def _document(path: Path) -> trials.AnswerDocument:
     if said := re.search(r"at line (\d+) column (\d+)", first["msg"]):
         problem = Problem(text, str(path), int(said[1]), int(said[2]), help=advice)
     else:
-        with suppress(CatalogError):
+        with suppress(InputError):
             problem = Node.read(path)[0].mark_at(first["loc"]).problem(text, advice)
     raise InputError([problem])
 

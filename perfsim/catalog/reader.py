@@ -46,12 +46,10 @@ class Kind(NamedTuple):
     @property
     def classes(self) -> tuple[type[BaseModel], ...]:
         """The classes that a file of this kind may describe; none for a study, which its caller validates."""
-        if self.base is SystemSpec:
-            return tuple(system_classes().values())
         if self.base is Calibration:
             calibrations = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
             return tuple(cls for cls in calibrations if kinds_of(cls))  # a base has no `kind`
-        return () if self.base is BaseModel else (self.base,)
+        return () if self.base is BaseModel else tuple(members(self.base))
 
 
 KINDS: Mapping[str, Kind] = {
@@ -107,10 +105,8 @@ def is_named(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, CatalogSpec)
 
 
-def known_fields(record: type) -> dict[str, Any]:
+def known_fields(record: type[BaseModel]) -> dict[str, Any]:
     """Annotations of a record's fields, by their key in YAML."""
-    if not issubclass(record, BaseModel):
-        return {}
     return {info.alias or name: info.annotation for name, info in record.model_fields.items()}
 
 
@@ -119,7 +115,7 @@ def _literals(accepted: Sequence[Any]) -> list[Any]:
     return [value for cls in accepted if get_origin(cls) is Literal for value in get_args(cls)]
 
 
-def kinds_of(record: type) -> list[Any]:
+def kinds_of(record: type[BaseModel]) -> list[Any]:
     """Values that the key `kind` may have in a record; empty without such a key."""
     return _literals(members(known_fields(record).get("kind", Any)))
 
@@ -142,7 +138,7 @@ def element(accepted: Sequence[Any], part: object) -> list[Any]:
     return inner
 
 
-def _help_of_key(name: str, records: Sequence[type]) -> str:
+def _help_of_key(name: str, records: Sequence[type[BaseModel]]) -> str:
     """Where a key has moved that no record accepts, which part has it, or the nearest that one does."""
     moved = (getattr(record, "moved", {}).get(name, "") for record in records)
     known = {key: kind for record in records for key, kind in known_fields(record).items()}

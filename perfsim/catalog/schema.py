@@ -22,7 +22,7 @@ from pydantic.json_schema import models_json_schema
 
 from perfsim.base.units import Dimension, quantity_pattern
 from perfsim.catalog.reader import is_named, is_record, kind_of, kinds_of, known_fields, members
-from perfsim.specs.hardware import SystemSpec, system_classes
+from perfsim.specs.hardware import SystemSpec
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 EXTENDS = {
@@ -140,8 +140,7 @@ class _Writer:
     def _reference(self, name: str, *, partial: bool) -> Schema:
         """Another record; a description may be a name, a path, or written inline."""
         if name == SystemSpec.__name__:
-            kinds = [cls.__name__ for cls in system_classes().values()]
-            return {"anyOf": [self._reference(kind, partial=partial) for kind in kinds]}
+            return {"anyOf": [self._reference(cls.__name__, partial=partial) for cls in members(SystemSpec)]}
         changes = {"$ref": _REF + name + _CHANGES}
         whole = changes if partial else {"$ref": _REF + name}
         if not is_named(self.records[name]):
