@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from perfsim.specs.model import TransformerConfig
+from perfsim.specs.model import Experts, TransformerConfig
 from perfsim.work.counts import parameters
 
 SMALL = 0.005
@@ -22,9 +22,7 @@ _ALWAYS = ("position_embedding", "gated_mlp", "tied_embeddings", "bias")
 """Fields that are written although they may have their default."""
 _KNOWN = TransformerConfig.model_fields
 _USUAL = {name: _KNOWN[name].default for name in (*_ALWAYS, *_KNOWN) if not _KNOWN[name].is_required()}
-_USUAL_EXPERTS = dict.fromkeys(("interval", "groups", "top_groups"), 1) | dict.fromkeys(
-    ("shared_ffn_hidden_size", "first_dense_layers"), 0
-)
+_USUAL_EXPERTS = {name: known.default for name, known in Experts.model_fields.items()}
 """Fields of the experts that are not written."""
 
 

@@ -1,7 +1,7 @@
 """Optimizers: one row each, from which memory, kernels, MemoryX, other tools and proofs read.
 
-No reader has a default: an optimizer that is not in the table is refused with the recipe. A row is whole, or
-written as its differences from Adam.
+No reader has a default: an optimizer that is not in the table is refused with the recipe. Rows are written
+as their differences from Adam.
 """
 
 from __future__ import annotations
@@ -81,11 +81,10 @@ OPTIMIZERS: Mapping[str, _Optimizer] = {
         executed=False,
         **(_NO_TOOL | {"megatron": "muon"}),
     ),
-    "sgd": _Optimizer(
+    "sgd": replace(
+        _ADAM,
         moments=1,
         matrix_moments=1,
-        moment_bytes=None,
-        orthogonalisations=0,
         update_flop=2.0,
         memoryx_moments=False,  # without momentum there
         executed=False,
