@@ -30,8 +30,8 @@ class Limits:
     max_events: int | None = None
     max_seconds: float | None = None
     tell: Tell | None = None
-    tell_items: Tell | None = None
-    """The same for the items of a question about many, such as published runs."""
+    say: Callable[[str], None] | None = None
+    """Progress of a question about many items, in words: `3 of 26 runs`."""
     engine: Engine | None = None
     """The engine that follows all tasks; None: what is reported and the size of a graph choose."""
     events: int = 0

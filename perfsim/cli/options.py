@@ -227,7 +227,7 @@ def limits(verb: Callable[..., Any]) -> Any:
 
         with (
             metered() as meter,
-            limited(Limits(max_events, max_seconds, meter.tasks, meter.items, engine)) as limits,
+            limited(Limits(max_events, max_seconds, meter.tasks, meter.tell, engine)) as limits,
         ):
             answer = verb(*args, **kwargs)
             if limits.reached is not None:  # an answer that lacks what a limit has stopped

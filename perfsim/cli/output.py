@@ -64,11 +64,6 @@ class _Meter:
         self.counts_items = True
         self._draw(message.partition(": ")[2] or counted[3], done, total)
 
-    def items(self, done: int, total: int) -> None:
-        """So many of the items of a verb, such as published runs, are computed."""
-        self.counts_items = True
-        self._draw("runs", done, total)
-
     def tasks(self, ended: int, total: int) -> None:
         """So many tasks of the present simulation have ended; a verb of many items shows those instead."""
         if not sys.stderr.isatty():

@@ -71,7 +71,7 @@ def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., S
             from perfsim.specs.calibration import ConvergenceCalibration
 
             try:
-                with metered() as meter, limited(Limits(tell=meter.tasks, tell_items=meter.items)):
+                with metered() as meter, limited(Limits(tell=meter.tasks, say=meter.tell)):
                     for own in within_floats(function)(**given):
                         place = out / f"{own.name}.yaml" if out and folder else out
                         print_lines([delivered(own, place)])

@@ -643,7 +643,7 @@ _FEWEST = 20
 def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`function` of each item on all cores, in order; function, items and results must be picklable."""
     results: list[Result] = []
-    tell = present_limits().tell_items
+    say = present_limits().say
     with ExitStack() as stack:
         computed: Iterator[Result] = map(function, items)
         if len(items) >= _FEWEST and (os.cpu_count() or 1) > 1:
@@ -653,6 +653,6 @@ def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
             computed = pool.map(function, items)
         for result in computed:
             results.append(result)
-            if tell is not None:
-                tell(len(results), len(items))
+            if say is not None:
+                say(f"{len(results):,} of {len(items):,} runs")
     return results

@@ -133,7 +133,7 @@ class _Pooled(Executor, ABC):
         suspects = deque[tuple[Key, Item, int]]()
 
         def submit(key: Key, item: Item, deaths: int) -> None:
-            known = replace(limits, tell=None, tell_items=None, reached=None)
+            known = replace(limits, tell=None, say=None, reached=None)
             task = partial(in_worker, function, known, time.monotonic() - limits.started_s, self.version)
             try:
                 running[self.submit(task, item)] = key, item, deaths
