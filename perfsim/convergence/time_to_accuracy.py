@@ -169,11 +169,8 @@ class TimeToAccuracy:
 def split_speedup(
     speedup: float, device_ratio: float, examples_small: float, examples_large: float
 ) -> tuple[float, float]:
-    """Split a larger machine's loss of speedup into extra samples and slower devices.
-
-    speedup = device ratio x hardware x statistical; 1 and 1 would be linear scaling. Statistical, the first,
-    is E of the small run over E of the large one; hardware is the ratio of throughputs per device.
-    """
+    """Split a larger machine's loss of speedup into statistical (extra samples) and hardware (slower)."""
+    # speedup = device ratio x hardware x statistical; 1 and 1 would be linear scaling.
     statistical = examples_small / examples_large
     return statistical, speedup / (device_ratio * statistical)
 

@@ -311,10 +311,7 @@ class StepAccuracy:
 def accuracy_of(
     paths: Sequence[Path], results: Sequence[Mapping[str, Any]], *, leaves_out: bool
 ) -> list[StepAccuracy]:
-    """The files of step times among `results`, as from `validate_file` for `paths`; takes minutes.
-
-    Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
-    """
+    """The step times among `results` for `paths`, in minutes; CatalogError, and InputError without SciPy."""
     catalog = default_catalog()
     return [
         StepAccuracy.of(CaseRows.read(path, StepCase, catalog).cases, result, catalog, leaves_out=leaves_out)

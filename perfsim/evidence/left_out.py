@@ -137,16 +137,13 @@ class LeavingOut:
     def by_kind(
         cls, cases: Sequence[StepCase], catalog: Catalog, tangents: Sequence[Tangent] | None = None
     ) -> list[LeavingOut]:
-        """The scored runs on GPUs and the logs of wafers, each if there are some.
-
-        Runs of a single family leave none from which its constants could come, so nothing is left out of
-        them. Without the `tangents` of the runs on GPUs it takes minutes. It needs scipy.
-        """
+        """The scored runs on GPUs and logs of wafers, if any; needs scipy, and minutes without `tangents`."""
         logs = [case for case in cases if case.on_wafers]
         if tangents is None:
             on_gpus = [case for case in cases if case.scored and not case.on_wafers]
             tangents = [run for run in mapped(partial(_tangent, catalog=catalog), on_gpus) if run is not None]
         wafers = [_models_left_out(logs, catalog)] if logs else []
+        # Runs of a single family leave none from which its constants could come.
         if len({run.scored.family for run in tangents}) == 1:
             return wafers
         return wafers if wafers and not tangents else [_families_left_out(tangents, cases, catalog), *wafers]
@@ -202,11 +199,8 @@ class Tangent:
     def refitted(
         tangents: Sequence[Tangent], runs: Sequence[Scored], without: Sequence[str] = ()
     ) -> list[Scored]:
-        """Runs, given as predicted with the recorded constants, each predicted by a fit to other groups.
-
-        `without` names fields that the model no longer has. Slopes are of the unchanged model.
-        """
-        by_id = {run.id: run for run in runs}
+        """Runs as predicted with recorded constants, each by a fit to other groups `without` some fields."""
+        by_id = {run.id: run for run in runs}  # slopes are of the unchanged model
         moved = [replace(run, scored=by_id[run.scored.id]) for run in tangents if run.scored.counts]
         factors = {}
         for _, left, others in _each_group(moved, _groups_of(moved)):

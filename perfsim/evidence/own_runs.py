@@ -60,12 +60,7 @@ class MeasuredFile(Spec):
 
 
 def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibration:
-    """The scale of a cluster from one YAML file, or from logs of Megatron-LM that ran on `system`.
-
-    One log with one batch size gives two cases, the halves of its run. Raises CatalogError for a malformed
-    file, fewer than two cases, several devices, and for a case that cannot be predicted, each at its line,
-    and InputError for a file that is no such log.
-    """
+    """A cluster's scale by one YAML file, or logs of Megatron-LM on `system`; CatalogError or InputError."""
     catalog = default_catalog()
     names = [path.name for path in measured]
     options = ["--system", system] if system else []
@@ -141,6 +136,7 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
 
 def _of_logs(logs: Sequence[Path], system: str) -> tuple[MeasuredFile, Callable[..., Problem], bool]:
     """The steps of logs, what complains about them, and whether all are of one run."""
+    # One log with one batch size gives two cases, the halves of its run.
     readings = [read(Source.read(log), "megatron")[1] for log in logs]
     documents = [measured_document(reading, system, alone=len(readings) == 1) for reading in readings]
     cluster = documents[0]["cluster"]
@@ -174,11 +170,7 @@ _NO_LENGTH = "an example is taken to be one token: give --tokens-per-example if 
 def fit_convergence(
     paths: Sequence[Path], tokens_per_example: float, run_kind: str = "pre-training"
 ) -> ConvergenceCalibration:
-    """The critical batch and E_min of the runs in files, in tokens, with what they were fitted to in words.
-
-    Raises InputError for a file that is none of the kinds above, and NotIdentifiableError, which says why,
-    where the runs do not determine the critical batch.
-    """
+    """Critical batch and E_min of runs in files, in tokens; InputError or NotIdentifiableError says why."""
     scale = tokens_per_example
     if not (math.isfinite(scale) and scale > 0):
         raise InputError(f"tokens of an example: {scale:g} is not a positive number")

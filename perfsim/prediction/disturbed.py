@@ -19,10 +19,7 @@ ALIKE = "all replicas have the same jitter, as separate ones are too many tasks:
 
 
 def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
-    """The evaluation under perturbations; of several draws, the one with the median step time.
-
-    Raises InputError for a rank or link that does not exist, and where dead links leave no route.
-    """
+    """The evaluation under perturbations, of draws the median one; InputError for what does not exist."""
     plan = evaluation.plan
     for straggler in spec.stragglers:
         if straggler.rank >= plan.topology.num_devices:

@@ -186,10 +186,7 @@ class Prediction:
         notes: Iterable[str] = (),
         **of_subclass: Any,
     ) -> Self:
-        """An evaluation with the causes of its step time, its caveats and its plan's notes.
-
-        Above `allowed_share` of memory it has a caveat; `more` caveats, and `notes` after the plan's.
-        """
+        """An evaluation with causes, caveats (`more`, and above `allowed_share` of memory) and notes."""
         plan = evaluation.plan
         causes = Why.of(evaluation)
         cluster = evaluation.cluster

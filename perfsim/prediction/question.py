@@ -47,10 +47,8 @@ DEFAULT_BATCH_PER_DEVICE = 8
 MEMORY_LIMIT = 0.94
 """assumed: fragmentation of the allocator takes about 6 % of a device's memory."""
 ERAS = (("2023-07", "llm_2024"), ("", "llm_2021"))
-"""Recipes by the first month in which the models that they train were published.
-
-FlashAttention-2 (2307.08691, July 2023) parts the two; a model that does not say when is one of today.
-"""
+"""Recipes by the first month in which the models that they train were published; FlashAttention-2 (arXiv
+2307.08691) parts the two. A model that does not say when is one of today."""
 _SHARDED = re.compile(r"\bzero(?:_stage)?=[23]")
 
 
@@ -294,10 +292,7 @@ class Question:
 
     @cached_property
     def ran_by(self) -> Runtime:
-        """What runs it: the given runtime, else the recipe's; with a day the newest that existed.
-
-        Raises InputError for a day on which a part did not exist, and for a tool of other machines.
-        """
+        """What runs it: its runtime, else the recipe's; of a day the newest. InputError where none can."""
         runtime = self.runtime or self.recipe.runtime
         if self.as_of:
             from perfsim.prediction.dates import runtime_on

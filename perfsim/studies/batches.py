@@ -252,14 +252,12 @@ class Target:
     def curve(
         self, question: Question, batches: Sequence[int], *, extend: bool = False, near: int | None = None
     ) -> BatchCurve:
-        """Time to the target at every batch; with `near` (0: the middle) at those outward of it to the best.
-
-        With `extend` batches are halved or doubled past an end until the best one is inside. Raises
-        PlanError, or LayoutError for a given layout, where no batch has a plan.
-        """
+        """Time to the target at every batch that is tried; PlanError or LayoutError where none has a plan."""
         points: list[BatchPoint] = []
         refused: dict[int, PerfsimError] = {}
         grid = sorted(batches)
+        # With `near` (0: the middle) those outward of it to the best one are tried; with `extend` batches are
+        # halved or doubled past an end until the best one is inside.
         while wanted := _wanted(grid, BatchCurve(points, refused), near, extend=extend):
             present_limits().in_time(
                 lambda: f"{len(points) + len(refused)} of {len(batches)} batches tried on {question.label}"

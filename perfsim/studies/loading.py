@@ -324,11 +324,7 @@ def of_candidate(path: str) -> bool:
 
 
 def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
-    """A study with the values at paths of a question replaced, in all candidates or in what they share.
-
-    Raises InputError for a path that leads nowhere, for a value that its field refuses, and for a change
-    inside the system that no candidate's system has.
-    """
+    """A study with values at paths of a question replaced; InputError for a path or value nothing takes."""
     if not changes:
         return study
     known = list(dict.fromkeys([*STUDY_ROOTS, "prices", *CandidateSpec.model_fields]))
@@ -506,11 +502,7 @@ class Sweep:
 def load_sweep(
     name_or_path: str, catalog: Catalog | None = None, changes: Mapping[str, Any] | None = None
 ) -> Sweep:
-    """A sweep by its name in studies/ or from a file, with every point resolved.
-
-    `changes` are values by the path of a question, which the grid and its variants may change again.
-    Raises CatalogError with every problem of the file.
-    """
+    """A sweep from studies/ or a file, with its points after `changes`; CatalogError with all problems."""
     catalog = _StudyCatalog((catalog or default_catalog()).roots)
     spec, mapping = _read("sweep", SweepSpec, catalog.find("study", name_or_path), catalog)
     if spec.study.as_of == EQUAL:  # one day for the candidates of a study; a grid has others
@@ -647,10 +639,7 @@ def _check_target(study: StudySpec, mapping: LocatedMapping) -> None:
 
 
 def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
-    """A study from its fields as in YAML; names may be objects, quantities floats in SI units.
-
-    Fields that are not given come from the study named by `extends`. CatalogError lists every problem.
-    """
+    """A study from its fields as in YAML, or as objects and SI floats; CatalogError lists every problem."""
     given = dict(fields)
     base = given.pop("extends", None)
     inherited = (
