@@ -50,7 +50,6 @@ class Rates:
 
     @property
     def price(self) -> PriceSpec | None:
-        """Of the machine; None where it is not given."""
         return self.prices.machines.get(self.system.name)
 
     @cached_property

@@ -214,7 +214,6 @@ class _Points:
         return squared
 
     def e_min(self, b_crit: float) -> float:
-        """The best E_min for a given critical batch."""
         return math.exp(float((self.log_e - np.log1p(self.batch / b_crit)).mean()))
 
     def best(self) -> tuple[float, float]:

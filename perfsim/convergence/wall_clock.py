@@ -101,7 +101,6 @@ class Tier:
 
     @property
     def failures_per_s(self) -> FloatArray:
-        """Failures of all domains."""
         return _sum(domain.failures_per_s for domain in self.domains)
 
     @property

@@ -118,7 +118,6 @@ class _Products(NamedTuple):
         return cls(m[order], n[order], k[order], time_us[order] * 1e-6)
 
     def part(self, first: int, end: int | None = None) -> _Products:
-        """The products from one position to another."""
         return _Products(*(column[first:end] for column in self))
 
     def geometry(self, model: GemmModel) -> Geometry:

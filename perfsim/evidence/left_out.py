@@ -312,7 +312,6 @@ def _priced_without(
 
 
 def _summaries(runs: Sequence[Scored]) -> dict[str, Any]:
-    """The scores of all runs, and of each family."""
     scores = {"summary": Scored.scores(runs), "families": Scored.of_families(runs)}
     return {**scores, "classes": Scored.of_classes(runs)}
 
@@ -365,7 +364,6 @@ class _Fit:
         return bool(self.ceilings) and ceiling in run.constants and ceiling not in self.moved
 
     def change(self, run: Tangent) -> dict[str, float]:
-        """Change of a run's log constants."""
         change = {name: self.moved.get(name, 0.0) for name in run.constants}
         if self.borrow:
             change |= {name: self._as_others(name, run) for name in change if name not in self.moved}

@@ -121,7 +121,6 @@ class Scored:
 
     @classmethod
     def of(cls, case: StepCase, predicted_s: float | None) -> Scored:
-        """A case with its prediction, None if it failed."""
         layout = repr((case.parallel, case.training.micro_batch_size, case.recompute))
         measured_s = case.measured.step_time_s
         return cls(case.id, case.family, case.evidence, case.sweep, layout, measured_s, predicted_s)

@@ -214,7 +214,6 @@ class Ranked:
 
     @classmethod
     def of(cls, rank: Rank, run: Evaluation) -> Ranked:
-        """The answer of a rank that is this run."""
         plan = run.plan
         novel = Novelty.of([plan.layout], plan.job, plan.system.device)
         proven = bool(novel.points[0] <= MOST)

@@ -205,7 +205,6 @@ class PointResult(Point):
         return str(self.settings.get(VARIANT, ""))
 
     def settings_but(self, *paths: str | None) -> Circumstances:
-        """The settings at all other paths."""
         return tuple(
             (path, setting_text(value)) for path, value in self.settings.items() if path not in paths
         )

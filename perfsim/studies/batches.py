@@ -77,7 +77,6 @@ class BatchPoint:
 
     @classmethod
     def of(cls, plan: Plan, time: TimeToAccuracy) -> Self:
-        """A plan at its batch, and its time to the target."""
         return cls(
             plan.job.global_batch_size,
             time.batch_tokens,

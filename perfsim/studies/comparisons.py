@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -28,16 +28,8 @@ from perfsim.work.counts import parameters
 
 _Amount = Annotated[float, *number(1e-9, 1e30)]
 _Value = str | float | None
-
-
-class _Answer(NamedTuple):
-    """What a subject says: headings by the key of their column, rows in the order of the keys, and words."""
-
-    columns: Mapping[str, str]
-    rows: Sequence[Sequence[_Value]]
-    verdict: str
-    note: str
-    """What each column is, and where it is from."""
+_Answer = tuple[Mapping[str, str], Sequence[Sequence[_Value]], str, str]
+"""Headings by the key of their column, rows in the order of the keys, the verdict, what each column is."""
 
 
 # Losses of published runs over their FLOP, next to a law.
@@ -100,7 +92,7 @@ class _LossesSpec(Spec):
             "FLOP: as published, else 6 N D. Law's FLOP: the least with which the law reaches the run's "
             "published loss, or its loss by law where none is published."
         )
-        return _Answer(columns, rows, verdict, note)
+        return columns, rows, verdict, note
 
     def _by_line(self) -> tuple[list[Sequence[_Value]], str]:
         """Rows by the line through some runs, what it predicts of their family, and what others pay."""
@@ -207,7 +199,7 @@ class _SpeedsSpec(Spec):
             "Statistics: examples of the first over those of the run, by the law. Hardware: what is left of "
             f"the published speedup over the number of {self.device}, of which none is simulated."
         )
-        return _Answer(columns, rows, verdict, note)
+        return columns, rows, verdict, note
 
     def _hyperbola(self) -> tuple[float, float, str]:
         """E_min and B_crit of the runs, and the end of the sentence; InputError where they determine none."""
@@ -273,7 +265,7 @@ class _EquationsSpec(Spec):
             "GPUs; bytes on the wire of each GPU, of a pipeline on all wires. Memory: activations of all "
             "stages; a is that of a layer and micro-batch, from the smallest N."
         )
-        return _Answer(columns, rows, verdict, note)
+        return columns, rows, verdict, note
 
     def _question(self, devices: int, layout: str, **changes: Any) -> Question:
         given: dict[str, Any] = {"model": self.model, "recipe": self.recipe, "system": self.system, **changes}
@@ -364,9 +356,8 @@ def compare(name_or_path: str, catalog: Catalog | None = None) -> Comparison:
     catalog = catalog or default_catalog()
     spec = parse_file(catalog.find("study", name_or_path), ComparisonSpec, catalog)
     (subject,) = spec.subjects
-    answer = subject.answer()
-    rows = tuple(dict(zip(answer.columns, row, strict=True)) for row in answer.rows)
-    columns = answer.columns
+    columns, cells, verdict, note = subject.answer()
+    rows = tuple(dict(zip(columns, row, strict=True)) for row in cells)
     if all(row.get("loss", 0.0) is None for row in rows):
         columns = {key: name for key, name in columns.items() if key not in ("loss", "error")}
-    return Comparison(spec.name, spec.title, spec.question, answer.verdict, columns, rows, (answer.note,))
+    return Comparison(spec.name, spec.title, spec.question, verdict, columns, rows, (note,))

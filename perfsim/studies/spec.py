@@ -130,7 +130,6 @@ class CandidateSpec(Spec):
     @field_validator("layout")
     @classmethod
     def _layout_is_legible(cls, layout: str | None, info: ValidationInfo) -> str | None:
-        """Layouts of the candidate's system have these names and values."""
         system = info.data.get("system")
         devices = info.data.get("devices")
         if layout is None or system is None or not devices:
@@ -156,7 +155,6 @@ class CandidateSpec(Spec):
 
 
 def _one_strategy_each(candidates: tuple[CandidateSpec, ...]) -> tuple[CandidateSpec, ...]:
-    """A candidate with a list of strategies becomes one for each of them."""
     return tuple(
         candidate.model_copy(update={"strategy": name})
         for candidate in candidates
