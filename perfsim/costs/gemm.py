@@ -66,9 +66,8 @@ class Geometry(NamedTuple):
 class GemmModel:
     """Seconds of C[m, n] = A[m, k] B[k, n] on one device.
 
-    `peak_flop_per_s` and `memory_bytes_per_s` are the datasheet's; `sustained_fraction` is the
-    ceiling that `sustained=True` applies. A number of A and B takes `element_bytes`, one of C
-    `result_bytes`.
+    `peak_flop_per_s` and `memory_bytes_per_s` are the datasheet's; `sustained_fraction` is the ceiling that
+    `sustained=True` applies. A number of A and B takes `element_bytes`, one of C `result_bytes`.
     """
 
     constants: GemmConstants
@@ -91,8 +90,7 @@ class GemmModel:
     ) -> float | Floats:
         """Seconds, broadcast over the arguments; a float for four scalars.
 
-        Never less than launch, FLOP over peak, or bytes over achieved bandwidth. Raises InputError
-        for a size that is not positive.
+        Never less than launch, FLOP over peak, or bytes over bandwidth. InputError for a size not above 0.
         """
         sizes = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in (m, n, k, batch)))
         if any(not bool(np.all(size > 0)) for size in sizes):

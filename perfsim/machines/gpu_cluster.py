@@ -167,12 +167,11 @@ class _FatTreeNetwork(Network):
         """Traffic of a class of work that groups of ranks do at the same time.
 
         A send goes one way. In a collective inside a node, and in a shift by one rank (a `send_recv` of a
-        whole group), each rank sends to its neighbour.
-        In one across nodes each rank of a node is on a ring of its own and has an equal share of the node's
-        NICs. So every rank sends to one neighbour and receives from another at that share, whatever the
-        algorithm, which agrees with how collectives are priced. There are as many rings as the emptiest node
-        holds ranks, and each passes the ports of all ranks of a node but its own. On a fuller node they may
-        use the NIC of any rank, so all of its NICs are taken to be in use, and peers stay alike.
+        whole group), each rank sends to its neighbour. In one across nodes each rank of a node is on a ring
+        of its own and has an equal share of the node's NICs. So every rank sends to one neighbour and
+        receives from another at that share, whatever the algorithm, as collectives are priced. There are as
+        many rings as the emptiest node holds ranks, and each passes the ports of all ranks of a node but its
+        own. On a fuller node they may use the NIC of any rank: all of its NICs are in use, and peers alike.
 
         In a full mesh a collective inside a node divides what a rank sends over its links to all others; the
         links inside nodes are not counted for one across nodes.

@@ -71,8 +71,7 @@ class _WaferNetwork(Network):
         """Traffic of a class of work on all links: weights go down the whole tree, gradients up.
 
         Samples and spilled activations pass the ports of their systems, all at the same time. Links that are
-        not duplex count as one. The weight servers count as one, and so do the activation servers of a
-        system.
+        not duplex count as one, and so do the weight servers, and the activation servers of a system.
         """
         if work.op not in STREAMS:
             return None

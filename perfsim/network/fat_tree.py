@@ -21,11 +21,10 @@ class FatTree(Topology):
     """Nodes of GPUs under leaf and spine switches.
 
     Where the numbers of GPUs and NICs differ, the NICs that GPUs share are one `nic` with their total
-    bytes/s: 8 GPUs have eight or four of them; with 12 NICs, four of three NICs each. The latency of a NIC
-    is that of a message between two adapters, so each of the two links that it crosses has half; the
-    edge into a leaf or spine adds the switch. The link from a GPU to its NIC is as fast as the NIC and adds
-    no latency. A leaf has as many uplinks as NICs below it, divided by the oversubscription, each to a
-    different spine.
+    bytes/s: 8 GPUs have eight or four of them; with 12 NICs, four of three NICs each. The latency of a NIC is
+    that of a message between two adapters, so each of the two links that it crosses has half; the edge into a
+    leaf or spine adds the switch. The link from a GPU to its NIC is as fast as the NIC and adds no latency. A
+    leaf has as many uplinks as NICs below it, divided by the oversubscription, each to a different spine.
 
     All nodes are alike, and so are all leaves, so the network has two parts: a node with its leaf, and a leaf
     with the spines. The GPUs of a node are on one switch, or in a full mesh, where each has a link to every

@@ -51,8 +51,7 @@ class WaferTree(Topology):
 
     The tree has the fewest levels that its fan-out allows, at least one. An edge into a SwarmX node has the
     latency of that node's hop, and the edge between a system and its ports that of the ports. The servers of
-    MemoryX, each with DRAM and flash, meet in `memoryx`; the activation servers of a system are at its
-    ports.
+    MemoryX, each with DRAM and flash, meet in `memoryx`; those of activations are at the ports of a system.
     """
 
     system: WaferClusterSpec

@@ -134,9 +134,8 @@ def attention_flop_per_step(job: Job) -> float:
 def model_flop_per_step(job: Job) -> float:
     """Model FLOPs of a step: 6 N_mm + 12 L s h per token, without causal halving or recompute.
 
-    [2205.05198 App. A: 72 B l s h^2 (1 + s/6h + V/12hl)]; the LM head counts only the positions that reach
-    it. With experts N_mm counts the weights that compute a token, and each layer of multi-token prediction
-    has an LM head.
+    [2205.05198 App. A: 72 B l s h^2 (1 + s/6h + V/12hl)]; the LM head counts positions that reach it. With
+    experts N_mm counts the weights that compute a token; each layer of multi-token prediction has an LM head.
     """
     model = job.model
     recipe = job.recipe

@@ -76,9 +76,8 @@ def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) 
     """Class of each peer, by offset: the fewest classes whose members have equal times.
 
     `marks` distinguishes ranks (a straggler, a slow NIC); ranks without a mark are equal. Two peers are of
-    one class if they have the same marks at every pipeline rank and meet peers of the same classes. This
-    is colour refinement; it ends because classes are only ever split. A single class means that the
-    folded graph is exact.
+    one class if they have the same marks at every pipeline rank and meet peers of the same classes. This is
+    colour refinement; it ends because classes are only ever split. With one class the folded graph is exact.
     """
     width = graph.width
     bases = graph.bases

@@ -148,9 +148,8 @@ class Store:
     def _in_dram(self) -> dict[str, float]:
         """DRAM is filled with what moves most a byte, unless the system says where a state is.
 
-        In a step weights are read twice a micro-batch and written once, sums of gradients are read and
-        written in each micro-batch except one, and master copy and moments once. Without flash all is in
-        DRAM, whether it fits or not.
+        In a step weights are read twice a micro-batch and written once, sums of gradients read and written in
+        each micro-batch except one, master copy and moments once. Without flash all is in DRAM, fit or not.
         """
         memoryx = self.system.memoryx
         wanted = dict.fromkeys(self.bytes_of, memoryx.optimizer_state_in) | {WEIGHTS: memoryx.weights_in}

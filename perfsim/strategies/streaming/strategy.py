@@ -132,9 +132,8 @@ class _Estimate:
     def bubble_s(self) -> float:
         """Seconds from the end of a step's backward to the first block's new weights on the wafer.
 
-        Updates follow one another at the pace of their slowest part: reading state, arithmetic, writing
-        state. Servers with blocks of their own work in parallel. The weights of the first block are sent
-        after all updates.
+        Updates follow one another at the pace of their slowest part: read state, arithmetic, write state.
+        Servers with blocks of their own work in parallel. The first weights are sent after all updates.
         """
         works = self.steps.blocks(last=True)
 

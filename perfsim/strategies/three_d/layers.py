@@ -9,9 +9,8 @@ the all-reduce is a reduce-scatter and an all-gather of the same bytes. The coll
 stream: PyTorch's synchronous collectives, which Megatron-LM calls here, make it wait for them. A half of a
 layer that computes each rank's own positions, as experts do, stands between the two.
 
-Where communication overlaps products, a reduce-scatter runs next to the product whose result it sums,
-and an all-gather next to the product that reads it. What the product hides is a matter of prices
-(`costs/gpu.py`).
+Where communication overlaps products, a reduce-scatter runs next to the product whose result it sums, and an
+all-gather next to the product that reads it. What the product hides is a matter of prices (`costs/gpu.py`).
 """
 
 from __future__ import annotations
