@@ -294,7 +294,7 @@ class Machine(ABC):
         """What shortens a step that is bound by a wait."""
         return LOOK
 
-    def compute_remedy(self, plan: Plan, _fixed: float, recompute: float, /) -> str:
+    def compute_remedy(self, plan: Any, _fixed: float, recompute: float, /) -> str:
         """What shortens a step bound by compute; `_fixed` and `recompute` are shares of the step."""
         if recompute > HEAVY:
             return (

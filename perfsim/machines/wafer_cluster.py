@@ -370,12 +370,10 @@ class WaferCluster(Machine):
             remedies.append("a smaller batch, whose activations fit on the wafer")
         return ", or ".join(remedies)
 
-    def compute_remedy(self, plan: Plan, fixed: float, recompute: float, /) -> str:
+    def compute_remedy(self, plan: StreamingPlan, fixed: float, recompute: float, /) -> str:
         """Wider layers where rows of weights take long; a wafer recomputes whatever its memory."""
         if fixed > HEAVY:
-            tiled = (
-                not plan.job.model.experts or wafer_plan(plan).topology.system.streaming.attention_tiles > 1
-            )
+            tiled = not plan.job.model.experts or plan.topology.system.streaming.attention_tiles > 1
             larger = "a larger micro-batch" if tiled else "attention in tiles (streaming.attention_tiles)"
             return (
                 f"{self.more}, or layers wider than {plan.job.model.hidden_size:,}, or {larger}: "

@@ -143,9 +143,8 @@ class Subject:
 
     def hazards(self) -> Iterator[Fault]:
         """Every missing dependency."""
-        return hazards(
-            self.interpreter.program, Precedence(self.graph, dependencies(self.graph, self.without))
-        )
+        precedence = Precedence(self.graph, dependencies(self.graph, self.without))
+        return hazards(self.interpreter.program, precedence)
 
     def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
         """Every message that moved other elements than it is priced for."""

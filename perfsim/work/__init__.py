@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsim.work.builder import GraphBuilder, Port, Slots, Template
+from perfsim.work.builder import GraphBuilder, Slots, Template
 from perfsim.work.graph import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,
@@ -18,7 +18,7 @@ from perfsim.work.graph import (
     Work,
     block_name,
 )
-from perfsim.work.unfold import Unfolded, peer_classes, unfold
+from perfsim.work.unfold import peer_classes, unfold
 
 __all__ = [
     "EMBEDDING",
@@ -29,14 +29,12 @@ __all__ = [
     "WHOLE_DEVICE",
     "GraphBuilder",
     "Kind",
-    "Port",
     "RankGroup",
     "Slots",
     "Task",
     "TaskGraph",
     "Template",
     "TensorClass",
-    "Unfolded",
     "Work",
     "block_name",
     "peer_classes",

@@ -13,12 +13,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from perfsim.base.errors import GraphError
 from perfsim.network import WaferTree
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import StreamingLayout
@@ -245,19 +243,13 @@ class _PassRecorder:
         if fetch is not None and first in self.spilled:  # while the previous group runs
             begun = self.template.writer(self.started[-2])
             inputs[first] = self._task(first, fetch, f"{DEVICE}/fetch", [self.spilled[first]], [begun])
-        for number, following in pairwise(group):
-            inputs[following] = self._recompute_block(number, inputs[number])
-        if len(group) > 1:
-            self._recompute_block(group[-1], inputs[group[-1]])
+        before = inputs[first]
+        for number in group if len(group) > 1 else ():
+            inputs[number] = before
+            if (work := self.blocks[number].recompute) is not None:
+                before = self._tasks(number, work, self._stream(number), [before])[-1]
+                self.computed.append(before)
         return inputs
-
-    def _recompute_block(self, number: int, before: int) -> int:
-        work = self.blocks[number].recompute
-        if work is None:
-            raise GraphError(f"block {number} is in a recompute group, but has no recompute work")
-        tensor = self._tasks(number, work, self._stream(number), [before])[-1]
-        self.computed.append(tensor)
-        return tensor
 
     def _backward(self, number: int, gradient: int, before: int, *, recomputed: bool) -> int:
         works = self.blocks[number]
