@@ -15,7 +15,7 @@ import numpy as np
 from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.work import Kind, TaskGraph
-from perfsim.work.graph import Ragged, computes, offsets
+from perfsim.work.graph import Ragged, computes
 
 UNIT = 1 << 20
 """Shares of a device are added as whole multiples of 1 / UNIT, so that what ends leaves nothing behind."""
@@ -111,13 +111,9 @@ class Tables(NamedTuple):
                 flow_of_work[work] = len(carried)
                 carried.append(flows[work])
                 late[work] = flows[work].latency, flows[work].late_s
-        counts = [Counter(flow.route) for flow in carried]
-        links = Ragged.of([sorted(crossed) for crossed in counts])
-        crossings = np.array(
-            [crossed[link] for crossed in counts for link in sorted(crossed)], dtype=np.int64
-        )
-        by_link = np.argsort(links.values, kind="stable")
-        num_on = np.bincount(links.values, minlength=len(capacity))
+        crossed = [sorted(Counter(flow.route).items()) for flow in carried]
+        links = Ragged.of([[link for link, _ in row] for row in crossed])
+        crossings = np.array([times for row in crossed for _, times in row], dtype=np.int64)
         share, late_s = late[graph.work].T
         whole_s = np.asarray(duration_s, dtype=np.float64)
         return cls(
@@ -131,8 +127,8 @@ class Tables(NamedTuple):
             **_slowed(graph, stream_of_kind.tolist(), work_of_kind.tolist(), beside),
             links=links,
             crossings=crossings,
-            flows_on=Ragged(offsets(num_on).astype(np.int32), links.row_of_value[by_link]),
-            crossings_on=crossings[by_link],
+            flows_on=Ragged.grouped(links.row_of_value, links.values, len(capacity)),
+            crossings_on=crossings[np.argsort(links.values, kind="stable")],
             bytes_per_s=np.array([flow.bytes_per_s for flow in carried], dtype=np.float64),
             capacity=np.asarray(capacity, dtype=np.float64),
         )
@@ -175,13 +171,6 @@ def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Besi
         "taken": taken,
         "num_devices": num_devices,
     }
-
-
-def in_lists(columns: Any) -> Any:
-    """The same columns as lists, which are faster where elements are read one by one."""
-    if isinstance(columns, tuple):
-        return type(columns)(*map(in_lists, columns))
-    return columns.tolist() if isinstance(columns, np.ndarray) else columns
 
 
 def excess(taken: float) -> float:
