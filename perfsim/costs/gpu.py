@@ -63,7 +63,6 @@ class HostCosts:
 
     @property
     def host(self) -> HostSpec:
-        """The host of the system's nodes."""
         if self.system.node.host is None:
             raise CatalogError(f"{self.system.name} describes no host memory (node.host)")
         return self.system.node.host
@@ -193,7 +192,6 @@ class GpuKernels:
         return _smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
 
     def kernel_s(self, kernel: Kernel, /) -> float:
-        """Seconds of one kernel on the device."""
         if kernel in self._kernels:
             return self._kernels[kernel]
         if kernel.op == "elementwise":

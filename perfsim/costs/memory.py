@@ -81,7 +81,6 @@ class MemoryUse:
 
     @property
     def total_bytes(self) -> float:
-        """Sum of all parts."""
         return sum(self.parts_bytes.values())
 
     @property

@@ -42,7 +42,6 @@ class Simulated(NamedTuple):
     engine: str = ""
     """`simpy` or `fast` of a step that is reported; empty where a search took either, to the same times."""
     tasks: int = 0
-    """Tasks of the simulated graph."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,6 @@ class Trace:
         return Trace(self.graph, self.start_s * factor, self.end_s * factor, simulated)
 
     def span(self, index: int) -> Span:
-        """One task with its times."""
         task = self.graph.task(index)
         times_s = float(self.start_s[index]), float(self.end_s[index])
         return Span(task.name, task.stream, task.work.category, *times_s, task.tag)

@@ -179,7 +179,6 @@ class Machine(ABC):
     layout_type: ClassVar[type]
     """The layout type of its strategies, a dataclass with a default for every field."""
     system_type: ClassVar[type[SystemSpec]]
-    """The specification type of its systems."""
     fragments_memory: ClassVar[bool] = False
     """Whether devices allocate memory as they run, so that some of it is lost to fragmentation."""
     default_strategy: ClassVar[str]

@@ -45,7 +45,6 @@ class Group:
 
     @classmethod
     def inside_node(cls, size: int) -> Group:
-        """A group on one node."""
         return cls.even(size, 1)
 
 

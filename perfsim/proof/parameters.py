@@ -76,23 +76,19 @@ class Share:
 
     @property
     def own_experts(self) -> range:
-        """The experts of this rank."""
         count = self.length("e")
         return range(self.expert.number * count, (self.expert.number + 1) * count)
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """The positions of a sequence that it computes."""
         return tuple(range(self.seq_length)) if self.some_places is None else self.some_places
 
     @cached_property
     def heads(self) -> int:
-        """Attention heads of this peer."""
         return self.model.num_attention_heads // self.tensor.of
 
     @cached_property
     def groups(self) -> int:
-        """Query groups of this peer."""
         return self.model.query_groups // self.tensor.of
 
     @cached_property

@@ -49,7 +49,6 @@ class StreamingPrices:
         self.other_bytes = {"parameters": system.weight_bytes, "gradients": system.gradient_bytes}
 
     def bytes_per_element(self, message: Message) -> float:
-        """Bytes of an element."""
         return self.other_bytes.get(message.content, self.element_bytes)
 
     def counted(self, message: Message, elements: int, _: Work) -> float:

@@ -86,7 +86,6 @@ class Proof:
 
     @property
     def passed(self) -> bool:
-        """Whether no fault was found."""
         return not self.faults
 
     def as_dict(self) -> dict[str, Any]:
@@ -283,7 +282,6 @@ class Case(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return self.layout.num_devices if self.layout else 2
 
     def plan(self, model: TransformerConfig, catalog: Catalog) -> Plan:
@@ -479,7 +477,6 @@ class ProofResult:
 
     @property
     def passed(self) -> bool:
-        """Whether every plan passed."""
         return all(proof.passed for proof in self.proofs)
 
     def as_dict(self) -> dict[str, Any]:

@@ -112,7 +112,6 @@ class Placement:
         return self.rank(self.num_stages - 1)
 
     def rank(self, number: int) -> int:
-        """The rank of a virtual stage."""
         chunk, offset = divmod(number, self.pipeline)
         return self._turned(offset, chunk)
 
@@ -220,7 +219,6 @@ class Schedule:
     """Micro-batches, as a multiple of the ranks, of which a rank holds as much as of any more; None: none."""
 
     def has(self, trait: Trait) -> bool:
-        """Whether the schedule has a trait."""
         return trait in self.traits
 
     def chunks_problem(self, virtual: int) -> str:
@@ -238,7 +236,6 @@ class Schedule:
         return [self.order(rank, pipeline, virtual, microbatches) for rank in range(pipeline)]
 
     def placement(self, pipeline: int, virtual: int) -> Placement:
-        """The placement of virtual stages on ranks."""
         return Placement(pipeline, virtual, self.has("v_shaped"))
 
 

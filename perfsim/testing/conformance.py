@@ -112,7 +112,6 @@ class Case:
         return plans[:: max(1, math.ceil(len(plans) / MOST_PLANS))]
 
     def plan(self, layout: Layout, *, check_memory: bool = True) -> Plan:
-        """The strategy's plan of a layout."""
         return self.strategy.plan(self.job, self.topology, layout, check_memory=check_memory)
 
     def runs(self) -> Iterator[tuple[Plan, TaskGraph, Trace]]:

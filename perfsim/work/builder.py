@@ -84,7 +84,6 @@ class _Tasks:
         return handles
 
     def arrays(self) -> dict[str, Ints]:
-        """The columns as arrays."""
         columns = dict(zip(_ROW, np.array(self.rows, dtype=np.int64).reshape(-1, len(_ROW)).T, strict=True))
         lists = {"reads": self.reads, "after": self.after}
         return columns | {name: np.array(values, dtype=np.int64) for name, values in lists.items()}
@@ -168,7 +167,6 @@ class GraphBuilder(_Tasks):
         self._width = width
 
     def template(self) -> Template:
-        """Start recording a template."""
         return Template(self.work_ids, self.stream_ids)
 
     def stamp(
@@ -207,7 +205,6 @@ class GraphBuilder(_Tasks):
             column.clear()
 
     def build(self) -> TaskGraph:
-        """The finished graph."""
         self._flush()
         if not self.first_task:
             raise GraphError("the graph has no task")

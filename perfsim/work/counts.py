@@ -78,7 +78,6 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """All parameters of the model."""
         return self.layers + self.embedding + self.head + self.final_norm
 
     @property

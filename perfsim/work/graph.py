@@ -51,7 +51,6 @@ class Ragged(NamedTuple):
         return cls(start.astype(np.int32), values[order].astype(np.int32))
 
     def row(self, index: int) -> tuple[int, ...]:
-        """The values of one row."""
         return tuple(self.values[self.start[index] : self.start[index + 1]].tolist())
 
     @property
@@ -126,7 +125,6 @@ class RankGroup(NamedTuple):
 
     @property
     def ranks(self) -> range:
-        """The members."""
         return range(self.start, self.start + self.stride * self.size, self.stride)
 
 
@@ -182,7 +180,6 @@ class Work:
 
     @property
     def flop(self) -> float:
-        """FLOPs of one task."""
         return self.share * sum(kernel.flop for kernel in self.kernels)
 
     @property
@@ -262,7 +259,6 @@ class TaskGraph:
         return len(self.work)
 
     def task(self, index: int) -> Task:
-        """One task by its id."""
         return Task(
             id=index,
             work=self.works[self.work[index]],
@@ -307,12 +303,10 @@ class TaskGraph:
 
     @property
     def num_tensors(self) -> int:
-        """Number of tensors that the tasks write."""
         return int(self.first_write[-1])
 
     @cached_property
     def writer(self) -> Ids:
-        """The task that writes each tensor."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first_write))
 
     @cached_property

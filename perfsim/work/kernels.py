@@ -240,7 +240,6 @@ class LayerSlice:
 
     @property
     def local_experts(self) -> int:
-        """Routed experts of one rank."""
         return self.experts.num_experts // self.expert
 
     @property

@@ -62,7 +62,6 @@ AXES: Mapping[str, _Axis] = {
     "u": _Axis(lambda model: _experts_of(model).ffn_hidden_size, "expert_tensor"),
     "w": _Axis(lambda model: _experts_of(model).shared_ffn_hidden_size),
 }
-"""Every axis of a model's parameters."""
 
 
 def _norm(name: str, axis: str, model: TransformerConfig) -> dict[str, str]:

@@ -91,7 +91,6 @@ MASTER = "parameters"
 MOMENTS = "optimizer"
 """The parts of what MemoryX holds."""
 WORDS = {WEIGHTS: "weights", SUMS: "summed gradients", MASTER: "master copy", MOMENTS: "moments"}
-"""The parts in words."""
 
 
 class Activations(NamedTuple):

@@ -29,7 +29,6 @@ from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import Kernels, attention_kernels, embedding_kernels, head_kernels, mlp_kernels
 
 StreamingPlan = Plan[StreamingLayout, WaferTree]
-"""A plan of weight streaming."""
 
 LAYER = "layer"
 """The operation of a layer's block, and the name of the most frequent kind of layer."""

@@ -31,7 +31,6 @@ from perfsim.work import EMBEDDING_AND_HEAD, WHOLE_DEVICE, GraphBuilder, RankGro
 from perfsim.work.builder import Stamped
 
 ThreeDPlan = Plan[ParallelLayout, FatTree]
-"""A plan of a strategy of this package."""
 
 
 class _Stages(NamedTuple):

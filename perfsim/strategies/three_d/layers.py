@@ -115,7 +115,6 @@ def head_positions(job: Job, context: int) -> int:
 
 
 COMPUTE = "compute"
-"""The compute stream of a device."""
 Forward = Literal["forward", "recompute"]
 Backward = Literal["backward", "dgrad"]
 """A backward, or its input gradients where the schedule splits it."""
@@ -168,7 +167,6 @@ class Half:
     part: LayerSlice
     device: str
     mode: Recompute
-    """The recompute mode of the layer."""
 
     @property
     def compute(self) -> str:
