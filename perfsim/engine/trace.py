@@ -42,6 +42,7 @@ class Simulated(NamedTuple):
     engine: str = ""
     """`simpy` or `fast` of a step that is reported; empty where a search took either, to the same times."""
     tasks: int = 0
+    """Tasks of the simulated graph."""
 
 
 @dataclass(frozen=True)

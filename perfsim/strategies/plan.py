@@ -100,6 +100,7 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
     topology: TopologyT_co
     layout: LayoutT_co
     num_microbatches: int
+    """Micro-batches of a step."""
     memory: tuple[MemoryUse, ...]
     """One entry per pipeline stage, or one for a wafer and one for MemoryX."""
     notes: tuple[str, ...] = ()
