@@ -6,7 +6,7 @@ wheel whose files have the setting, of the release's page, or of the paper that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -258,17 +258,12 @@ class Limits:
 
     def runs(self, layout: ParallelLayout) -> bool:
         """Whether it runs a layout."""
-        return not any(self._lacking(layout))
+        return not self.lacks(layout)
 
     def lacks(self, layout: ParallelLayout) -> list[str]:
         """What it cannot run of a layout, in words; empty where it runs it."""
-        return list(self._lacking(layout))
-
-    def _lacking(self, layout: ParallelLayout) -> Iterator[str]:
-        """Axes in use of which no row runs the value, each with the reason."""
-        for axis in AXES:
-            if not _in_use(layout, axis):
-                continue
+        lacking = []
+        for axis in (name for name in AXES if _in_use(layout, name)):
             value = getattr(layout, axis)
             rows = [row for row in TRAINERS[self.tool].rows if row.axis == axis]
             refusals = [row.refusal(layout, self.month) for row in rows if row.has(value)]
@@ -277,7 +272,8 @@ class Limits:
             there = (row for row in rows if not self.month or existed(row.since, self.month))
             known = [written(one) for row in there for one in row.values or ()]
             values = f"its values are {', '.join(known)}" if known else "it has no setting for it"
-            yield f"{axis} {written(value)}: {[values, *refusals][-1]}"
+            lacking.append(f"{axis} {written(value)}: {[values, *refusals][-1]}")
+        return lacking
 
 
 def _in_use(layout: ParallelLayout, axis: str) -> bool:
@@ -289,4 +285,4 @@ def _in_use(layout: ParallelLayout, axis: str) -> bool:
 
 def that_run(layout: ParallelLayout) -> list[Tool]:
     """The tools whose newest release runs a layout."""
-    return [tool for tool, trainer in TRAINERS.items() if trainer.rows and Limits(tool).runs(layout)]
+    return [tool for tool in ON_GPUS if Limits(tool).runs(layout)]
