@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections.abc
 import math
 import re
 import types
@@ -47,8 +46,7 @@ class Kind(NamedTuple):
     def classes(self) -> tuple[type[BaseModel], ...]:
         """The classes that a file of this kind may describe; none for a study, which its caller validates."""
         if self.base is Calibration:
-            calibrations = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
-            return tuple(cls for cls in calibrations if kinds_of(cls))  # a base has no `kind`
+            return tuple(cls for cls in Calibration.__subclasses__() if cls is not FrameworkCalibration)
         return () if self.base is BaseModel else tuple(members(self.base))
 
 
@@ -71,16 +69,6 @@ KINDS: Mapping[str, Kind] = {
 def kind_of(cls: type) -> str:
     """The kind of a class of descriptions."""
     return next(kind for kind, (_, base) in KINDS.items() if issubclass(cls, base))
-
-
-def _subclasses(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for child in cls.__subclasses__():
-        yield child
-        yield from _subclasses(child)
-
-
-_SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable)
-_MAPPINGS = (dict, collections.abc.Mapping)
 
 
 def members(annotation: Any) -> list[Any]:
@@ -110,14 +98,10 @@ def known_fields(record: type[BaseModel]) -> dict[str, Any]:
     return {info.alias or name: info.annotation for name, info in record.model_fields.items()}
 
 
-def _literals(accepted: Sequence[Any]) -> list[Any]:
-    """The values that the `Literal`s among these types allow."""
-    return [value for cls in accepted if get_origin(cls) is Literal for value in get_args(cls)]
-
-
 def kinds_of(record: type[BaseModel]) -> list[Any]:
     """Values that the key `kind` may have in a record; empty without such a key."""
-    return _literals(members(known_fields(record).get("kind", Any)))
+    accepted = members(known_fields(record).get("kind", Any))
+    return [value for cls in accepted if get_origin(cls) is Literal for value in get_args(cls)]
 
 
 def element(accepted: Sequence[Any], part: object) -> list[Any]:
@@ -129,9 +113,9 @@ def element(accepted: Sequence[Any], part: object) -> list[Any]:
         if is_record(cls):
             annotation = known_fields(cls).get(str(part))
             inner += [] if annotation is None else members(annotation)
-        elif origin in _MAPPINGS and len(arguments) == 2:
+        elif origin in (dict, Mapping) and len(arguments) == 2:
             inner += members(arguments[1])
-        elif origin in _SEQUENCES and arguments:
+        elif origin in (list, tuple, set, frozenset, Sequence) and arguments:
             # A tuple of fixed length has one type per position.
             fixed = len(arguments) > 1 and Ellipsis not in arguments and isinstance(part, int)
             inner += members(arguments[min(int(str(part)), len(arguments) - 1)] if fixed else arguments[0])
@@ -191,8 +175,7 @@ class _Resolver:
             items = enumerate(node.value)
             return [self.data(child, element(accepted, index), (*path, index)) for index, child in items]
         # A field for numbers would take true and false as 1 and 0.
-        booleans = [value for value in _literals(accepted) if isinstance(value, bool)]
-        takes_booleans = booleans or any(cls in (bool, Any, object) for cls in accepted)
+        takes_booleans = any(cls in (bool, Any, object) for cls in accepted)
         if isinstance(node.value, bool) and accepted and not takes_booleans:
             self._fail(node, path, f"{node.text} is not a number or a text", "quotes make it text")
             return None
