@@ -161,14 +161,6 @@ class _Resolver:
         if path and named and (node.is_mapping or isinstance(node.value, str)):
             return self._described(node, path, named)
         if node.is_mapping:
-            records = [cls for cls in accepted if is_record(cls)]
-            if len(records) > 1:
-                # The record that fits: by its `kind`, else by the most shared keys.
-                kind = node.mapping.get("kind")
-                of_kind = [record for record in records if kind and kind.value in kinds_of(record)]
-                shared = [len(known_fields(record).keys() & node.mapping.keys()) for record in records]
-                best = of_kind[0] if of_kind else records[shared.index(max(shared))]
-                accepted = [*(cls for cls in accepted if cls not in records), best]
             children = node.mapping.items()
             return {key: self.data(child, element(accepted, key), (*path, key)) for key, child in children}
         if isinstance(node.value, list):

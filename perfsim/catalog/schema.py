@@ -132,7 +132,7 @@ class _Writer:
         for key, inner in (("items", False), ("additionalProperties", partial)):
             if isinstance(value.get(key), dict):
                 value[key] = self._value(value[key], partial=inner)
-        for key, inner in (("prefixItems", False), ("anyOf", partial), ("oneOf", partial)):
+        for key, inner in (("prefixItems", False), ("anyOf", partial)):
             if key in value:
                 value[key] = [self._value(item, partial=inner) for item in value[key]]
         return value
