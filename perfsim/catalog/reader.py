@@ -387,10 +387,6 @@ class LocatedMapping:
         """A problem with the value at a path of keys and indices, or with the mapping that lacks it."""
         return self.node.mark_at(path).problem(message, help_text)
 
-    def error(self, error: ValidationError, model: type[BaseModel]) -> CatalogError:
-        """All problems of the file, after pydantic refused it as a `model`."""
-        return CatalogError([*self.problems, *complaints(error, model, self.node)])
-
     @classmethod
     def read(cls, path: Path, kind: str, catalog: Catalog, children: Sequence[Path] = ()) -> LocatedMapping:
         """A file merged over what it extends; raises CatalogError if it cannot be read."""
