@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perfsim.base.errors import CatalogError, InputError, Problem
-from perfsim.base.spec import replaced
+from perfsim.base.spec import SpecT, replaced
 from perfsim.base.text import did_you_mean, nearest
 from perfsim.catalog import reader
 from perfsim.catalog.yaml_tree import Mark, Node
@@ -21,7 +21,6 @@ from perfsim.specs.hardware import DeviceSpec, SystemSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import Recipe
 
-SpecT = TypeVar("SpecT", bound=BaseModel)
 PATH_VARIABLE = "PERFSIM_PATH"
 """Directories searched before perfsim's own, each laid out like the project: hardware/, ..."""
 _SECTIONS = ("hardware", "workloads", "studies")

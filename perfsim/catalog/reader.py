@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
-from perfsim.base.spec import CatalogSpec
+from perfsim.base.spec import CatalogSpec, SpecT
 from perfsim.base.text import did_you_mean, nearest
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog.yaml_tree import Loc, Mark, Node, Scalar
@@ -364,7 +364,6 @@ def _overlay(child: Node, parent: Node) -> Node:
     return Node(child.mark, result, keys={**parent.keys, **child.keys})
 
 
-SpecT = TypeVar("SpecT", bound=BaseModel)
 BorrowerT = TypeVar("BorrowerT", bound=CatalogSpec)
 
 
@@ -513,18 +512,16 @@ def _calibrated(spec: SpecT, catalog: Catalog) -> SpecT:
     if not isinstance(spec, GpuClusterSpec):
         return spec
     node = spec.node
-    if None in (node.scale_up.calibration, node.nic.calibration):
-        measured = _measured(catalog, "link", LinkSpec)
-        links = [(link, link.calibration) for link in measured if link.calibration]
-        port = node.scale_up.bandwidth * node.lanes(node.devices)
-        inside = [(link, known) for link, known in links if known.collectives]
-        across = [(link, known) for link, known in links if known.network]
-        update = {
-            "scale_up": _of_link(node.scale_up, inside, port),
-            "nic": _of_link(node.nic, across, node.nic.bandwidth),
-        }
-        return spec.model_copy(update={"node": node.model_copy(update=update)})
-    return spec
+    if None not in (node.scale_up.calibration, node.nic.calibration):
+        return spec
+    measured = _measured(catalog, "link", LinkSpec)
+    links = [(link, link.calibration) for link in measured if link.calibration]
+    port = node.scale_up.bandwidth * node.lanes(node.devices)
+    inside = [(link, known) for link, known in links if known.collectives]
+    across = [(link, known) for link, known in links if known.network]
+    inner = _of_link(node.scale_up, inside, port)
+    outer = _of_link(node.nic, across, node.nic.bandwidth)
+    return spec.model_copy(update={"node": node.model_copy(update={"scale_up": inner, "nic": outer})})
 
 
 def _borrowing(spec: BorrowerT, calibration: Calibration | None, words: str) -> BorrowerT:
