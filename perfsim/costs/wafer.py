@@ -140,6 +140,7 @@ class StreamingRoof:
     """The tokens of a micro-batch on one system, compared with those that hide streaming."""
 
     tokens: float
+    """Tokens of a micro-batch on a system."""
     hidden_from_tokens: float
     """With fewer tokens, a layer's weights arrive after the previous layer is done (weight stall)."""
     formula_tokens: float
