@@ -94,11 +94,9 @@ class StreamCosts(Costs):
         return work.share * self.compute_s(work)
 
     def latency_s(self, work: Work, /) -> float:
-        """Seconds of a task that moves before its bytes use links; 0 for one that computes.
-
-        The first weights of a layer are a broadcast of their own, and a gradient shows the latency of the
-        hops with its last chunk only. Samples and spills do not show the ports' latency as it is described.
-        """
+        """Seconds of a task that moves before its bytes use links; 0 for one that computes."""
+        # The first weights of a layer are a broadcast of their own, and a gradient shows the latency of the
+        # hops with its last chunk only. Samples and spills do not show the ports' latency as it is described.
         if work.op in ("reduce", "reduce_in_tree"):
             return self.tree_latency_s(work.comm_bytes, "up")
         lane, way, kinds = STREAMS.get(work.op, _COMPUTES)
@@ -298,14 +296,12 @@ def known_release(wanted: str, calibration: WaferCalibration) -> str:
 
 
 def slowdown(release: str, calibration: WaferCalibration) -> float:
-    """Time of a step under a release over its time under the newest measured one.
-
-    Software grows with time: a release counts by its date between those of the oldest and the newest measured
-    one, or by its place in their order where one of the three has no date.
-    """
+    """Time of a step under a release over its time under the newest measured one."""
     known = known_release(release, calibration)
     oldest, newest = calibration.measured_releases
     older = float(place_of(newest) - place_of(known))
+    # Software grows with time: a release counts by its date between those of the oldest and the newest
+    # measured one, or by its place in their order where one of the three has no date.
     if {known, oldest, newest} <= calibration.releases.keys() and older:
         days = {name: days_of(calibration.releases[name]) for name in (oldest, known, newest)}
         share = (days[newest] - days[known]) / (days[newest] - days[oldest])

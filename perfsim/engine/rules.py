@@ -115,11 +115,7 @@ def reached(tables: Tables, shares: Shares, changed: Ints) -> tuple[int, int]:
 
 
 def fill(tables: Tables, shares: Shares, flows: Ints) -> None:
-    """Set the fraction of their own speed at which `flows` run.
-
-    A round fixes a flow at its own speed, if no link allows it less, or at a link's equal share, if that is
-    the tightest limit of every flow on the link; so the shares of later rounds never shrink.
-    """
+    """Set the fraction of their own speed at which `flows` run."""
     first, crossed = tables.links
     live = shares.live
     hot = shares.hot
@@ -141,6 +137,8 @@ def fill(tables: Tables, shares: Shares, flows: Ints) -> None:
         if crosses and live[flow]:
             waiting[count] = index
             count += 1
+    # A round fixes a flow at its own speed, if no link allows it less, or at a link's equal share, if that is
+    # the tightest limit of every flow on the link; so the shares of later rounds never shrink.
     while count:
         for number in range(count):
             flow = flows[waiting[number]]

@@ -79,13 +79,11 @@ class Trace:
 
     @cached_property
     def waited_for(self) -> Ids:
-        """The task of another stream whose end each task's stream waited for; -1 where it did not wait.
-
-        A task begins at the instant at which the last one that it needs ends, and both engines have the same
-        instants to the bit. Of several that end at once it is the last one written.
-        """
+        """The task of another stream whose end each task's stream waited for; -1 where it did not wait."""
         deps = self.graph.dependencies
         task = deps.row_of_value
+        # A task begins at the instant at which the last one that it needs ends, and both engines have the
+        # same instants to the bit. Of several that end at once the last one written counts.
         ends_wait = (self.waited_s[task] > 0.0) & (self.end_s[deps.values] == self.start_s[task])
         last: Ids = np.full(len(self.graph), -1, dtype=np.int32)
         np.maximum.at(last, task[ends_wait], deps.values[ends_wait])
@@ -144,12 +142,10 @@ class Trace:
 
     @cached_property
     def hidden_share(self) -> float:
-        """Share of the step in which a device computes while it communicates; the mean over devices.
-
-        Communication is what runs on a device's streams besides its compute. Streams of no device (weights
-        that a store sends to a wafer) do not count: they take nothing from a device's compute.
-        """
+        """Share of the step in which a device computes while it communicates; the mean over devices."""
         graph = self.graph
+        # Communication is what runs on a device's streams besides its compute. Streams of no device (weights
+        # that a store sends to a wafer) do not count: they take nothing from a device's compute.
         communicates = np.array([work.kind.is_communication for work in graph.works])[graph.work]
         computing = {owner for name in graph.streams if computes(name) for owner in owners_of(name)}
         owned = np.array([owners_of(name)[0] in computing for name in graph.streams])[graph.stream]

@@ -146,13 +146,11 @@ class _FatTreeNetwork(Network):
         return self._known[key]
 
     def _copies(self, work: Work, width: int) -> Traffic:
-        """Copies of the peers on a host: on their own links, and together on its memory or drives.
-
-        Ranks of other stages are on the same host where a stage has fewer. The slowest links of the system
-        stand for all, since all devices wait for them.
-        """
+        """Copies of the peers on a host: on their own links, and together on its memory or drives."""
         edges = self.tree.edges
         back = work.op != STORE
+        # Ranks of other stages are on the same host where a stage has fewer. The slowest links of the system
+        # stand for all, since all devices wait for them.
         count = min(self.host.sharing, width)
         kinds = ("pcie", "dram", "nvme") if work.op.startswith("nvme") else ("pcie", "dram")
         links = [edges.of_kind(kind)[back::2] for kind in kinds]

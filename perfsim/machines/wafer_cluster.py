@@ -42,21 +42,16 @@ class _WaferNetwork(Network):
         """Wafers of the graph that stand for all systems."""
 
     def of_graph(self, graph: TaskGraph, /) -> _WaferNetwork:
-        """The network for a graph in which several wafers may be unfolded.
-
-        A class of work has one load for all systems, so each unfolded wafer spills its share of it. Spills of
-        wafers at the same time fill the ports as those of one folded wafer do.
-        """
+        """The network for a graph in which several wafers may be unfolded."""
+        # A class of work has one load for all systems, so each unfolded wafer spills its share of it. Spills
+        # of wafers at the same time fill the ports as those of one folded wafer do.
         return _WaferNetwork(self.tree, sum(stream.endswith("/spill") for stream in graph.streams) or 1)
 
     def _slowed(self, work: Work, load: Traffic, /) -> Traffic | None:
-        """The load, if it may share links.
-
-        Samples are megabytes beside gigabytes of weights, so they count only where an activation server is
-        slow; updates, which their own bytes limit, only where DRAM is. InputError where the only route to a
-        system is cut.
-        """
+        """The load, if it may share links; InputError where the only route to a system is cut."""
         left = self.capacities[load.links]
+        # Samples are megabytes next to gigabytes of weights, so they count only where an activation server is
+        # slow; updates, which their own bytes limit, only where DRAM is.
         if work.op in ("samples", "memoryx_update") and (left >= load.bytes_per_s).all():
             return None
         for link in sorted(self.tree.edges.dead) if not left.all() else ():
@@ -157,17 +152,14 @@ def _of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]
 
 
 def _of_experts(job: Job, tiles: int) -> Iterator[Unknown]:
-    """Experts, which no log of a wafer has: their share of a step may be wrong by a factor.
-
-    Products and rows of weights share a step's time, so the share of experts is at most the larger of their
-    shares of FLOPs and of weights.
-    """
+    """Experts, which no log of a wafer has: their share of a step may be wrong by a factor."""
     experts = job.model.experts
     counts = parameters(job.model)
     if experts is None:
         return
     routed = sum(counts.routed_of(kind) for kind in layer_kinds(job.model))
     active = 6.0 * routed * experts.top_k / experts.num_experts * job.tokens_per_step
+    # Products and rows of weights share a step's time: the share of experts is at most the larger of both.
     share = max(active / model_flop_per_step(job), routed / counts.total)
     width = math.log1p(share * (EXPERTS_FACTOR - 1.0))
     words = (

@@ -358,11 +358,7 @@ class Topology(ABC):
         return self.with_capacities(capacities, rate=False)
 
     def route_around(self, source: int, target: int, dead: frozenset[int]) -> list[int]:
-        """Links of the route of lowest latency without dead ones; it may pass other devices of a node.
-
-        The destination chooses among routes of equal latency, so that traffic spreads. Raises InputError
-        where there is no route.
-        """
+        """Links of the fastest route without dead ones, also past devices of a node; InputError if none."""
         import networkx as nx
 
         ends = self.device(source), self.device(target)
@@ -372,6 +368,7 @@ class Topology(ABC):
         except nx.NetworkXNoPath:
             names = ", ".join(sorted({"-".join(self.ends(link)) for link in dead if link % 2 == 0}))
             raise InputError(f"no route is left from {ends[0]} to {ends[1]} without {names}") from None
+        # The destination chooses among routes of equal latency, so that traffic spreads.
         keys = [[int(key) for key in left[a][b]] for a, b in pairwise(paths[target % len(paths)])]
         return [min(links) for links in keys]
 

@@ -124,12 +124,10 @@ class WaferTree(Topology):
                 yield Cable(f"cs{rank}/activations{number}", f"cs{rank}/port", "feed", feeders.bandwidth)
 
     def bundles(self) -> Iterator[tuple[Ints, bool]]:
-        """The weight servers, and the activation servers of each system.
-
-        Layers wait for the slowest weight server: those that are sharded over all of them, and those on one
-        server each too, since they are used in order. Activation servers of a system share its spills.
-        """
+        """The weight servers, and the activation servers of each system, which share its spills."""
         for way in (0, 1):
+            # Layers wait for the slowest weight server: those that are sharded over all of them, and those on
+            # one server each too, since they are used in order.
             for kind in POOLS:
                 links = self.edges.of_kind(kind)[way::2]
                 if len(links):

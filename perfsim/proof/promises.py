@@ -121,13 +121,10 @@ COUNTED = ("attention", "attention.qkv", "layer")
 
 
 def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
-    """Each rank whose peak, in micro-batches of its whole stage, is not what its schedule promises.
-
-    Only plans of layouts with pipeline schedules promise this. Stages whose chunks have different numbers of
-    layers are left out, because a promise in micro-batches does not tell their layers, and so are joined
-    passes, of which one frees layers while the other still makes some.
-    """
+    """Each rank whose peak, in micro-batches of its whole stage, is not what its schedule promises."""
     layout = plan.layout
+    # A promise in micro-batches does not tell layers of chunks that have different numbers of them. Of joined
+    # passes one frees layers while the other still makes some.
     if not isinstance(layout, ParallelLayout) or layout.layers_per_stage is not None:
         return
     schedule = schedule_called(layout.schedule)

@@ -225,11 +225,7 @@ MOST_MODULES = 2
 
 
 def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Any, microbatches: int) -> Plan:
-    """A plan of the small model with the same number of micro-batches, for two steps.
-
-    Its recipe has a short sequence, half of which reaches the LM head if not all of it did. Its notes say
-    what of the job it does not execute.
-    """
+    """A plan of the small model with the same number of micro-batches, for two steps."""
     of_kind = prover(topology.system.kind)
     model = job.model
     layout = of_kind.small_layout(layout)
@@ -243,6 +239,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Any, mi
     modules = 0 if without else min(MOST_MODULES, model.mtp_num_layers)
     small = parts.model(model, of_kind.small_layers(layout, modules), modules)
     length = parts.sequence
+    # Its recipe has a short sequence, half of which reaches the LM head if not all of it did.
     update = {
         "seq_length": length,
         "lm_head_positions": length // 2 if job.recipe.lm_head_positions else None,
@@ -254,6 +251,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Any, mi
     batch = layout.data * layout.micro_batch_size * microbatches
     plan: Plan = strategy.plan(Job(small, recipe, batch), topology, layout, check_memory=False)
     optimizer = job.recipe.optimizer
+    # What of the job it does not execute.
     notes = {
         f"optimizer {optimizer}, in whose place is adam": not OPTIMIZERS[optimizer].executed,
         "norms of queries and keys beside latents": model.qk_layernorm and model.latent_attention is not None,

@@ -132,11 +132,7 @@ class SmallTraining:
 def _drawn_routing(
     experts: Experts, batch: int, length: int, capacity: float | None, seed: tuple[int, ...]
 ) -> operations.Routing:
-    """Routing in which the slots of a sequence go round the experts in an order of its own.
-
-    Every expert of a layer has equally many tokens of each sequence. Beyond a capacity the later tokens of a
-    sequence are dropped: their rows travel with weight zero, as padding does.
-    """
+    """Routing in which the slots of a sequence go round the experts in an order of its own."""
     rng = np.random.default_rng(seed)
     count = experts.num_experts
     k = experts.top_k
@@ -144,6 +140,7 @@ def _drawn_routing(
     slots = np.arange(length * k) % count
     expert = order[:, slots]
     turn = np.arange(length * k) // count  # how many slots of the expert came before in the sequence
+    # Beyond a capacity the later tokens are dropped: their rows travel with weight zero, as padding does.
     most = length * k if capacity is None else max(1, int(capacity * length * k / count))
     keeps = np.broadcast_to(turn < most, expert.shape)
     return operations.Routing(expert.reshape(batch, length, k), keeps.reshape(batch, length, k))

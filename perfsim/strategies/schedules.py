@@ -127,13 +127,11 @@ class Placement:
         return self.pipeline - 1 - rank if self.v_shaped and chunk % 2 else rank
 
     def reads(self, slot: Slot) -> tuple[Pass, int, int] | None:
-        """The pass, virtual stage and micro-batch whose output a slot reads; None of the first forward.
-
-        A forward follows the forward of the previous virtual stage. A backward follows the backward of the
-        next stage, or on the last stage its own forward. Weight gradients follow their own backward.
-        """
+        """The pass, virtual stage and micro-batch whose output a slot reads; None of the first forward."""
         which, rank, chunk, microbatch, _ = slot
         place = self.places[rank][chunk]
+        # A forward follows the forward of the previous virtual stage. A backward follows the backward of the
+        # next stage, or on the last stage its own forward. Weight gradients follow their own backward.
         if which == "F":
             return ("F", place - 1, microbatch) if place else None
         if which == "B" and place + 1 < self.pipeline * self.virtual:
@@ -141,17 +139,14 @@ class Placement:
         return ("F" if which == "B" else "B"), place, microbatch
 
     def merged(self, orders: list[StageOrder]) -> list[Slot]:
-        """All slots in one topological order, where each slot follows the slot whose output it reads.
-
-        Joined slots are next to each other, behind what either of them reads. Raises DeadlockError where no
-        stage can proceed, with the slot that each stage waits for.
-        """
+        """All slots in one topological order; DeadlockError, with what each waits for, where none can run."""
         waiting = [deque(order) for order in orders]
         done: set[tuple[Pass, int, int] | None] = {None}
         merged: list[Slot] = []
         while any(waiting):
             before = len(merged)
             for slots in waiting:
+                # Joined slots are next to each other, behind what either of them reads.
                 while slots and all(self.reads(slot) in done for slot in islice(slots, 1 + slots[0].joined)):
                     for _ in range(1 + slots[0].joined):
                         slot = slots.popleft()
@@ -440,11 +435,7 @@ _BLOCK: tuple[tuple[Pass, int], ...] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
 
 @lru_cache(maxsize=256)
 def _controlled(share: int, pipeline: int, microbatches: int) -> list[StageOrder]:
-    """The order of every rank, as it results where every pass takes one unit.
-
-    Runs all ranks unit by unit: the next pass of its block if that can begin, else a weight gradient. A rank
-    holds at most (p + 2) // 2 micro-batches for half of the memory, (p + 4) // 3 for a third.
-    """
+    """The order of every rank, as it results where every pass takes one unit."""
     waiting = [deque(slots) for slots in _blocks(share, pipeline, microbatches)]
     placement = Placement(pipeline, CHUNKS, v_shaped=True)
     most = CHUNKS * ((pipeline + 2 * (share - 1)) // share)
@@ -452,6 +443,8 @@ def _controlled(share: int, pipeline: int, microbatches: int) -> list[StageOrder
     owed: list[deque[Slot]] = [deque() for _ in range(pipeline)]
     held = [0] * pipeline
     done: set[tuple[Pass, int, int] | None] = {None}
+    # All ranks unit by unit: the next pass of its block if that can begin, else a weight gradient. A rank
+    # holds at most (p + 2) // 2 micro-batches for half of the memory, (p + 4) // 3 for a third.
     while any(waiting) or any(owed):
         now: list[Slot] = []
         for rank, (order, ahead, weights) in enumerate(zip(orders, waiting, owed, strict=True)):

@@ -114,11 +114,9 @@ def parameters(model: TransformerConfig) -> Parameters:
 
 
 def _core_flop_per_token(model: TransformerConfig, kind: LayerKind, seq_length: int) -> float:
-    """FLOPs of a forward of the attention core: scores and context.
-
-    Papers count attention without halving it under the causal mask. In a window of w a position sees
-    w - w^2 / 2 s positions in the mean, doubled here, so that a window of the whole sequence counts s.
-    """
+    """FLOPs of a forward of the attention core: scores and context."""
+    # Papers count attention without halving it under the causal mask. In a window of w a position sees
+    # w - w^2 / 2 s positions in the mean, doubled here, so that a window of the whole sequence counts s.
     window = min(kind.window or seq_length, seq_length)
     attended = 2.0 * window - window**2 / seq_length if window < seq_length else float(seq_length)
     return 2.0 * attended * (model.query_width + model.attention_width)

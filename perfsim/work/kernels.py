@@ -212,15 +212,13 @@ class LayerSlice:
 
     @property
     def exchange_buffer_bytes(self) -> float:
-        """Bytes of buffers for what context ranks exchange.
-
-        Ring: in the backward, keys, values and their gradients that arrive and that are in use. All-to-all:
-        queries, keys and values as they arrive.
-        """
+        """Bytes of buffers for what context ranks exchange."""
         if self.context == 1:
             return 0.0
         if self.context_exchange == "ring":
+            # In the backward keys, values and their gradients that arrive and that are in use.
             return 4 * self.pair_bytes
+        # Queries, keys and values as they arrive.
         return self.query_bytes + self.pair_bytes
 
     @property

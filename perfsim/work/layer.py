@@ -117,12 +117,9 @@ def _fused(kernel: Kernel, part: LayerSlice) -> Kernel | None:
 
 
 def _cast(kernel: Kernel, part: LayerSlice) -> Iterator[Kernel]:
-    """A product in its precision, after the cast of its first operand if that is narrower than 16 bits.
-
-    The cast writes the transposed copy too, so the weight gradient reads what earlier products had cast. The
-    router has the precision of activations and never a narrower one (Megatron-Core).
-    """
+    """A product in its precision, after the cast of its first operand if that is narrower than 16 bits."""
     table = part.precisions
+    # The router has the precision of activations and never a narrower one (Megatron-Core).
     if table is None or kernel.op != "gemm" or not kernel.has_weights or kernel.name.startswith(_ROUTER):
         yield kernel
         return
@@ -136,6 +133,7 @@ def _cast(kernel: Kernel, part: LayerSlice) -> Iterator[Kernel]:
     if size >= part.element_bytes:
         yield kernel
         return
+    # The cast writes the transposed copy too, so the weight gradient reads what earlier products had cast.
     if not kernel.weight_gradient:
         yield cast_kernel(f"{kernel.name}.cast", kernel.m * kernel.k * kernel.batch, narrow)
     moved = size * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
@@ -149,11 +147,9 @@ def cast_kernel(name: str, numbers: float, precision: Precision, launches: int =
 
 
 def cast_bytes(precision: Precision) -> float:
-    """Bytes per number of a cast of 16 bits to two narrow copies, one of them transposed.
-
-    One pass reads the number and writes both copies; where the scale is computed from the numbers
-    themselves, they are read once more to find it.
-    """
+    """Bytes per number of a cast of 16 bits to two narrow copies, one of them transposed."""
+    # One pass reads the number and writes both copies; where the scale is computed from the numbers
+    # themselves, they are read once more to find it.
     row = PRECISIONS[precision]
     return row.cast_reads_bytes + 2 * row.bytes
 

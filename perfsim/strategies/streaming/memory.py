@@ -145,12 +145,11 @@ class Store:
         """Bytes a parameter of a summed gradient in flash: a micro-batch reads it and writes it back."""
 
     def _in_dram(self) -> dict[str, float]:
-        """DRAM is filled with what moves most a byte, unless the system says where a state is.
-
-        In a step weights are read twice a micro-batch and written once, sums of gradients read and written in
-        each micro-batch except one, master copy and moments once. Without flash all is in DRAM, fit or not.
-        """
+        """DRAM is filled with what moves most a byte, unless the system says where a state is."""
         memoryx = self.system.memoryx
+        # In a step weights are read twice a micro-batch and written once, sums of gradients read and written
+        # in each micro-batch except one, master copy and moments once. Without flash all is in DRAM, fit or
+        # not.
         wanted = dict.fromkeys(self.bytes_of, memoryx.optimizer_state_in) | {WEIGHTS: memoryx.weights_in}
         free = memoryx.dram_bytes if memoryx.flash_bytes else math.inf
         held = {}

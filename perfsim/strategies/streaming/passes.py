@@ -231,17 +231,15 @@ class _PassRecorder:
         return [range(1), *layers, range(head, head + 1)]
 
     def _recompute_group(self, group: range, hidden: list[int]) -> dict[int, int]:
-        """The input of each block of a group, recomputed from the group's input where it was not kept.
-
-        Recomputation streams the weights of the group once more. A group of a single block recomputes its
-        activations with the weights that its backward gets anyway.
-        """
+        """The input of each block of a group, recomputed from the group's input where it was not kept."""
         first = group[0]
         inputs = {first: hidden[max(first - 1, 0)]}
         fetch = self.blocks[first].fetch
         if fetch is not None and first in self.spilled:  # while the previous group runs
             begun = self.template.writer(self.started[-2])
             inputs[first] = self._task(first, fetch, f"{DEVICE}/fetch", [self.spilled[first]], [begun])
+        # The weights of the group are streamed once more for it. A group of a single block recomputes its
+        # activations with the weights that its backward gets anyway.
         before = inputs[first]
         for number in group if len(group) > 1 else ():
             inputs[number] = before

@@ -115,12 +115,10 @@ class _Estimate:
         return self.duration(works.reduce) / self.at_once
 
     def joined_s(self, works: BlockWorks, compute_s: float, *beside_s: float, behind: float = 0.0) -> float:
-        """Seconds of a block whose compute, weights and other streams (`beside_s`) run in parallel.
-
-        Weights arrive at the pace of links and flash, with `behind` seconds of other work on these. They go
-        into one of 1 + prefetch_depth buffers, which is occupied from sending a block to the end of its
-        compute; chunks of a block overlap.
-        """
+        """Seconds of a block whose compute, weights and other streams (`beside_s`) run in parallel."""
+        # Weights arrive at the pace of links and flash, with `behind` seconds of other work on these. They go
+        # into one of 1 + prefetch_depth buffers, which is occupied from sending a block to the end of its
+        # compute; chunks of a block overlap.
         load = self.duration(works.load)
         pace = max(load, self.seconds(works.stage)) / self.at_once + behind
         buffers = 1 + self.system.streaming.prefetch_depth
@@ -130,11 +128,7 @@ class _Estimate:
         return max(compute_s, pace, taken, *beside_s, 0.0)
 
     def bubble_s(self) -> float:
-        """Seconds from the end of a step's backward to the first block's new weights on the wafer.
-
-        Updates follow one another at the pace of their slowest part: read state, arithmetic, write state.
-        Servers with blocks of their own work in parallel. The first weights are sent after all updates.
-        """
+        """Seconds from the end of a step's backward to the first block's new weights on the wafer."""
         works = self.steps.blocks(last=True)
 
         @cache
@@ -142,6 +136,8 @@ class _Estimate:
             backward = self.backward_s(block, last=True)
             return backward, self.duration(block.reduce), self.update_pace_s(block)
 
+        # Updates follow one another at the pace of their slowest part: read state, arithmetic, write state.
+        # Servers with blocks of their own work in parallel. The first weights are sent after all updates.
         computed = updated = 0.0
         for backward, reduce, pace in map(seconds, reversed(works)):
             computed += backward
@@ -166,11 +162,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     summary = "layers stream from MemoryX over wafers that hold only activations (data parallel)"
 
     def layouts(self, job: Job, topology: WaferTree) -> Iterator[StreamingLayout]:
-        """The device's recompute intervals with the fewest micro-batches, and spilled layouts with fewer.
-
-        The software of wafers splits only a batch that exceeds the wafer or `micro_batch_tokens`. Where not
-        even one sequence fits, the layout that needs least is refused with what it needs.
-        """
+        """The device's recompute intervals with the fewest micro-batches, and spilled layouts with fewer."""
         per_system = -(-job.global_batch_size // topology.num_devices)
         base = StreamingLayout(data=topology.num_devices, stream_chunks=_needed_chunks(topology.system))
         store = Store(job, topology.system)
@@ -178,6 +170,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         largest = {group: store.largest_micro_batch(per_system, group) for group in groups}
         widest = max(largest.values())
 
+        # The software of wafers splits only a batch that exceeds the wafer or `micro_batch_tokens`.
         def split(fits: int, group: int, *, spill: bool = False) -> StreamingLayout:
             """A system's batch in the fewest parts that fit, of even sizes; the last part may be smaller."""
             count = -(-per_system // fits)
@@ -197,6 +190,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             if spilling > size:
                 any_fits = True
                 yield split(spilling, group, spill=True)
+        # Where not even one sequence fits, the layout that needs least is refused with what it needs.
         if not any_fits:
             yield split(1, 1, spill=True)
 

@@ -200,11 +200,7 @@ class _Passes:
 def _pipeline_slots(
     merged: list[Slot], placement: Placement, passes: _Passes, num_microbatches: int
 ) -> tuple[Slots, Ints]:
-    """All slots of a step, and the slot of each pass, virtual stage and micro-batch.
-
-    A forward reads the activation of the previous virtual stage. A backward reads the gradient of the next
-    stage and what its own forward saved. W reads what its own backward saved.
-    """
+    """All slots of a step, and the slot of each pass, virtual stage and micro-batch."""
     count = placement.num_stages
     place_of = np.array(placement.places)
     passed = np.array([PASSES.index(slot.which) for slot in merged])
@@ -221,6 +217,8 @@ def _pipeline_slots(
         slots = number[PASSES.index(source), place + shift, microbatch]
         return np.where(passed == PASSES.index(which), slots, -1)
 
+    # A forward reads the activation of the previous virtual stage. A backward reads the gradient of the next
+    # stage and what its own forward saved. W reads what its own backward saved.
     activation = where("F", "F", -1)
     gradient = where("B", "B", 1)
     sources = {name: (where("W", "B"), name) for name in passes.ports("W")}

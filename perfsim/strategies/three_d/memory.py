@@ -196,12 +196,7 @@ class _Moved(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, columns: Columns, ranks: RankColumns, topology: FatTree) -> _Moved:
-        """The memory of layouts whose states are where each has them.
-
-        Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank
-        two layers, and embedding and LM head as one more, may still be on the device. So may the activations
-        of two layers: of one that computes, and of one that leaves or comes back.
-        """
+        """The memory of layouts whose states are where each has them."""
         device = rank_bytes(job, columns, ranks, topology.system)
         off: dict[Place, dict[str, Floats]] = {"cpu": {}, "nvme": {}}
         zero = columns.zero[:, None]
@@ -211,6 +206,9 @@ class _Moved(NamedTuple):
             off[place][part] = np.where(moved, device[part], 0.0)
             device[part] = np.where(moved, kept, device[part])
 
+        # Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank
+        # two layers, and embedding and LM head as one more, may still be on the device. So may the
+        # activations of two layers: of one that computes, and of one that leaves or comes back.
         for number, place in enumerate(PLACES[1:], 1):
             optimizer, param, activations = (column[:, None] == number for column in columns.offloads)
             if optimizer.any():
