@@ -165,9 +165,7 @@ class TransformerConfig(CatalogSpec):
 
     def __hash__(self) -> int:
         """By shape, because kernels and prices are cached by model."""
-        shape = (self.num_layers, self.hidden_size, self.ffn_hidden_size, self.vocab_size)
-        heads = (self.num_attention_heads, self.head_dim, self.latent_attention, self.sliding_window)
-        return hash((self.name, shape, heads, self.experts, self.mtp_num_layers))
+        return hash((self.name, self.num_layers, self.hidden_size, self.ffn_hidden_size, self.mtp_num_layers))
 
     @property
     def query_groups(self) -> int:

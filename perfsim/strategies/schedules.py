@@ -292,7 +292,7 @@ def _interleaved(
     backwards = [Slot("B", rank, virtual - 1 - chunk, number) for chunk, number in turns]
     warm_up = total if microbatches == pipeline else (pipeline - rank - 1) * 2 + (virtual - 1) * pipeline
     warm_up = min(warm_up + joined, total)
-    later = [slot._replace(joined=joined) for slot in forwards[warm_up:]]
+    later = [slot._replace(joined=True) for slot in forwards[warm_up:]] if joined else forwards[warm_up:]
     steady = chain.from_iterable(zip(later, backwards, strict=False))
     return [*forwards[:warm_up], *steady, *backwards[total - warm_up :]]
 

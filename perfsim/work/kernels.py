@@ -7,6 +7,7 @@ Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Fusion, Selective
@@ -132,6 +133,7 @@ class LayerSlice:
     """Rows that the rank's experts compute over the mean of all ranks: 1 where routing is balanced."""
 
     @classmethod
+    @lru_cache(maxsize=256)
     def of(cls, job: Job, kind: LayerKind = PLAIN) -> LayerSlice:
         """A whole layer of a kind for one sequence, as the recipe of a job and its runtime have it."""
         recipe = job.recipe

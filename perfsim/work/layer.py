@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 from perfsim.specs.layout import RECOMPUTED, Recompute
@@ -644,6 +645,7 @@ def kept_bytes(part: LayerSlice, recompute: Recompute) -> float:
     return part.element_bytes * elements
 
 
+@lru_cache(maxsize=1024)
 def attention_recompute(part: LayerSlice, recompute: Recompute) -> Kernels:
     """Kernels of the attention block that a mode runs again."""
     run = attention_kernels(part, "forward")
@@ -665,10 +667,12 @@ def up_projections(part: LayerSlice) -> Kernels:
     return tuple(product for product in products if product.name in ("query", "pair"))
 
 
+@lru_cache(maxsize=1024)
 def mlp_recompute(part: LayerSlice, recompute: Recompute) -> Kernels:
     """Kernels of the MLP block that a mode runs again, without a further LM head behind it."""
     experts = part.kind.experts
-    run = mlp_kernels(replace(part, kind=replace(part.kind, mtp=False)), "forward")
+    alone = replace(part, kind=replace(part.kind, mtp=False)) if part.kind.mtp else part
+    run = mlp_kernels(alone, "forward")
     modules = RECOMPUTED[recompute]
     if not part.repeats_layer(recompute):
         if "mlp" in modules:  # from its kept norm on

@@ -77,7 +77,7 @@ def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
                 rank=share.rank,
                 first_layer=stage.start,
                 group=share.group(),
-                layers=tuple(share.layer(kind, mode, divided_below=below) for kind, mode, below in layers),
+                layers=tuple(map({of: share.layer(*of) for of in set(layers)}.__getitem__, layers)),
                 next_ranks=neighbours[0],
                 previous_ranks=neighbours[1],
                 head_positions=head_positions(job, layout.context),
@@ -110,7 +110,7 @@ class RankShare:
         part = slice_of(self.job, self.layout, kind)
         return TensorGroup(part, RankGroup(self.first, 1, self.layout.tensor), f"gpu{self.first}", overlaps)
 
-    def layer(self, kind: LayerKind, mode: Recompute = "none", *, divided_below: bool = False) -> Layer:
+    def layer(self, kind: LayerKind, mode: Recompute = "none", divided_below: bool = False) -> Layer:
         """A layer of one kind under a recompute mode."""
         group = self.group(kind)
         of_rank = group.part, group.device, mode

@@ -108,7 +108,7 @@ class ExpertGroup(Half):
         """A rank routes its own positions."""
         return True
 
-    @property
+    @cached_property
     def repeats(self) -> bool:
         return self.repeats_whole or bool(self.again)
 
@@ -117,7 +117,7 @@ class ExpertGroup(Half):
         """Whether the recompute mode sends rows to the experts again."""
         return "moe" in RECOMPUTED[self.mode]
 
-    @property
+    @cached_property
     def again(self) -> list[Work]:
         """The norm and the activation of experts, where the recompute mode runs them by themselves."""
         kernels = () if self.repeats_whole else mlp_recompute(self.part, self.mode)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -177,7 +177,7 @@ class Half:
         """Whether each tensor peer computes its own positions, not a share of the sum for all of them."""
         return False
 
-    @property
+    @cached_property
     def repeats(self) -> bool:
         """Whether the recompute mode runs some of it again before its backward."""
         _, again, _ = _HALVES[self.name]
@@ -256,7 +256,7 @@ BACKWARD = (Between("fc1.dgrad", "projection.dgrad"), Between("qkv.dgrad", "fc2.
 """Sums of gradients after the MLP and after attention."""
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=4096)
 def _products(part: LayerSlice) -> Mapping[str, Kernel]:
     """The matrix products of a layer by name; with latent attention those up to all heads are its QKV."""
     passes: tuple[HalfPass, ...] = ("forward", "backward")
@@ -343,7 +343,7 @@ class Layer:
     divided_below: bool = False
     """Whether the layer below takes the gradient of a rank's own positions only."""
 
-    @property
+    @cached_property
     def summed_again(self) -> tuple[Between, ...]:
         """The sums of a forward that a recompute makes again, for results that it makes again."""
         mode = self.mlp.mode
