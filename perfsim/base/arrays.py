@@ -10,3 +10,10 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Ids = NDArray[np.int32]
 """Tasks, tensors, streams: ids of a graph in half the memory."""
+
+
+def distinct(codes: Ints | Ids, size: int) -> tuple[Ints, Ints]:
+    """The distinct of some numbers from 0 to below `size`, ascending, and the place of each among them."""
+    present = np.zeros(size, dtype=np.bool_)
+    present[codes] = True
+    return np.flatnonzero(present), (np.cumsum(present) - 1)[codes]

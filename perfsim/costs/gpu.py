@@ -160,7 +160,7 @@ class GpuKernels:
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
-        return self._with_host(sum(self.kernel_s(kernel) for kernel in work.kernels), work.launches)
+        return self._with_host(sum(map(self.kernel_s, work.kernels)), work.launches)
 
     def price_gemms(self, works: Iterable[Work]) -> None:
         """Price all matrix products of some works at once, as arrays; later prices find them in the cache."""
@@ -192,8 +192,8 @@ class GpuKernels:
         return _smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
 
     def kernel_s(self, kernel: Kernel, /) -> float:
-        if kernel in self._kernels:
-            return self._kernels[kernel]
+        if (cached := self._kernels.get(kernel)) is not None:
+            return cached
         if kernel.op == "elementwise":
             # Half of its bytes are reads, and the output of the previous kernel is read from the cache as far
             # as it fits. Half of the cache counts, since the other half holds the kernel's own output.

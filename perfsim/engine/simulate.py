@@ -89,7 +89,7 @@ def _pays_to_load(graph: TaskGraph) -> bool:
     """Whether this process has searched, with this graph, through so many tasks as to load the core."""
     global _searched  # noqa: PLW0603 (a tally of the process, which changes no result)
     _searched += len(graph)
-    return "perfsim.engine.core" in sys.modules or _searched > FEWEST_TO_LOAD
+    return "numba" in sys.modules or _searched > FEWEST_TO_LOAD
 
 
 def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Floats, Ints, distinct
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.work import Kind, TaskGraph
 from perfsim.work.graph import Ragged, computes
@@ -100,7 +100,7 @@ class Tables(NamedTuple):
         """The columns of a graph with these durations; arguments as in `engine.simulate`."""
         works = len(graph.works)
         code = graph.stream.astype(np.int64) * works + graph.work
-        codes, kind = np.unique(code, return_inverse=True)
+        codes, kind = distinct(code, len(graph.streams) * works)
         stream_of_kind, work_of_kind = np.divmod(codes, works)
         flow_of_work = np.full(works, NONE)
         carried: list[Flow] = []
@@ -122,7 +122,7 @@ class Tables(NamedTuple):
             stream=graph.stream.astype(np.int64),
             missing=np.diff(graph.dependencies.start).astype(np.int64),
             waiting=graph.successors,
-            kind=kind.reshape(-1).astype(np.int64),
+            kind=kind,
             flow=flow_of_work[work_of_kind],
             **_slowed(graph, stream_of_kind.tolist(), work_of_kind.tolist(), beside),
             links=links,

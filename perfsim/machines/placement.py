@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfsim.base.arrays import Floats, Ids, Ints
+from perfsim.base.arrays import Floats, Ids, Ints, distinct
 from perfsim.engine.tables import TOLERANCE, Flow
 from perfsim.machines import network_of
 from perfsim.machines.machine import Network, Traffic
@@ -70,20 +70,21 @@ class SharedLinks(NamedTuple):
         if not traffic:
             return NOTHING_SHARED
         # Works of one traffic are one row of the table of crossings.
-        distinct = list({id(flow): flow for flow in traffic.values()}.values())
-        row_of_flow = {id(flow): row for row, flow in enumerate(distinct)}
+        apart = list({id(flow): flow for flow in traffic.values()}.values())
+        row_of_flow = {id(flow): row for row, flow in enumerate(apart)}
         row_of_work = {work: row_of_flow[id(flow)] for work, flow in traffic.items()}
-        links, index = np.unique(np.concatenate([flow.links for flow in distinct]), return_inverse=True)
-        starts = offsets(np.array([len(flow.links) for flow in distinct]))
-        crossed = Ragged(starts.astype(np.int32), index.reshape(-1).astype(np.int32))
-        times = np.concatenate([flow.times for flow in distinct])
+        crosses = np.concatenate([flow.links for flow in apart])
+        links, index = distinct(crosses, len(network.capacities))
+        starts = offsets(np.array([len(flow.links) for flow in apart]))
+        crossed = Ragged(starts.astype(np.int32), index.astype(np.int32))
+        times = np.concatenate([flow.times for flow in apart])
         capacities = network.capacities[links]
-        demand = _demand(graph, row_of_work, distinct, crossed, times, len(links))
+        demand = _demand(graph, row_of_work, apart, crossed, times, len(links))
         hot = np.flatnonzero((demand > capacities * (1 + TOLERANCE))[crossed.values])
         routes, kept = _routes(crossed.row_of_value[hot], crossed.values[hot], times[hot], capacities)
         flow_of_row = {
             row: Flow(tuple(routes.get(row, ())), flow.bytes_per_s, late_s=flow.late_s)
-            for row, flow in enumerate(distinct)
+            for row, flow in enumerate(apart)
             if row in routes or flow.late_s
         }
         flows = {work: flow_of_row[row] for work, row in row_of_work.items() if row in flow_of_row}
@@ -112,10 +113,10 @@ def _demand(
     bytes_per_s = times * rate[crossed.row_of_value]
     entry = crossed._replace(values=np.arange(len(times), dtype=np.int32)).rows(row)
     keys = stream[entry.row_of_value] * num_links + crossed.values[entry.values]
-    keys, cell = np.unique(keys, return_inverse=True)
-    peaks = np.zeros(len(keys))
+    on, cell = distinct(keys, len(graph.streams) * num_links)
+    peaks = np.zeros(len(on))
     np.maximum.at(peaks, cell, bytes_per_s[entry.values])
-    return np.asarray(np.bincount(keys % num_links, peaks, minlength=num_links), dtype=np.float64)
+    return np.asarray(np.bincount(on % num_links, peaks, minlength=num_links), dtype=np.float64)
 
 
 def _routes(rows: Ids, links: Ids, times: Ints, capacities: Floats) -> tuple[dict[int, list[int]], Floats]:
@@ -132,13 +133,13 @@ def _routes(rows: Ids, links: Ids, times: Ints, capacities: Floats) -> tuple[dic
         share = times / capacities[links]
     starts = np.flatnonzero(np.diff(links, prepend=-1))
     # Of equal links the first is kept.
-    distinct: dict[tuple[bytes, bytes], slice] = {}
+    unlike: dict[tuple[bytes, bytes], slice] = {}
     for start, end in pairwise([*starts.tolist(), len(links)]):
         of_link = slice(start, end)
-        distinct.setdefault((rows[of_link].tobytes(), share[of_link].tobytes()), of_link)
+        unlike.setdefault((rows[of_link].tobytes(), share[of_link].tobytes()), of_link)
     kept: list[slice] = []
     by_row: dict[int, list[dict[int, float]]] = {}
-    most_first = sorted(distinct.values(), key=lambda of: (of.start - of.stop, -sum(share[of].tolist())))
+    most_first = sorted(unlike.values(), key=lambda of: (of.start - of.stop, -sum(share[of].tolist())))
     for of_link in most_first:
         column = dict(zip(rows[of_link].tolist(), share[of_link].tolist(), strict=True))
         rarest = min(column, key=lambda row: len(by_row.get(row, ())))

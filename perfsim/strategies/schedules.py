@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Literal, NamedTuple, get_args
 
 from perfsim.base.errors import DeadlockError, LayoutError, Problem
@@ -140,6 +140,7 @@ class Placement:
 
     def merged(self, orders: list[StageOrder]) -> list[Slot]:
         """All slots in one topological order; DeadlockError, with what each waits for, where none can run."""
+        places = self.places
         waiting = [deque(order) for order in orders]
         done: set[tuple[Pass, int, int] | None] = {None}
         merged: list[Slot] = []
@@ -147,10 +148,12 @@ class Placement:
             before = len(merged)
             for slots in waiting:
                 # Joined slots are next to each other, behind what either of them reads.
-                while slots and all(self.reads(slot) in done for slot in islice(slots, 1 + slots[0].joined)):
+                while slots and self.reads(slots[0]) in done:
+                    if slots[0].joined and self.reads(slots[1]) not in done:
+                        break
                     for _ in range(1 + slots[0].joined):
-                        slot = slots.popleft()
-                        done.add((slot.which, self.places[slot.stage][slot.chunk], slot.microbatch))
+                        which, rank, chunk, microbatch, _ = slot = slots.popleft()
+                        done.add((which, places[rank][chunk], microbatch))
                         merged.append(slot)
             if len(merged) == before:
                 stuck = [slots[0] for slots in waiting if slots]

@@ -203,8 +203,9 @@ def _pipeline_slots(
     """All slots of a step, and the slot of each pass, virtual stage and micro-batch."""
     count = placement.num_stages
     place_of = np.array(placement.places)
-    passed = np.array([PASSES.index(slot.which) for slot in merged])
-    rank, chunk, microbatch = np.array([slot[1:4] for slot in merged], dtype=np.int64).T
+    names, *columns, _ = zip(*merged, strict=True)
+    passed = np.array([*map(PASSES.index, names)])
+    rank, chunk, microbatch = map(np.array, columns)
     place = place_of[rank, chunk]
     number = np.full((len(PASSES), count + 1, num_microbatches), -1, dtype=np.int64)  # place -1: none
     number[passed, place, microbatch] = np.arange(len(merged))

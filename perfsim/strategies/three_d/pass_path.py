@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from functools import cache, lru_cache
 from importlib.util import find_spec
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -209,10 +208,9 @@ def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> tup
     orders = row.orders(pipeline, virtual, microbatches)
     placement = row.placement(pipeline, virtual)
     slots = [slot for order in orders for slot in order]
-    passes = np.array([_PASSES[slot.which] for slot in slots], dtype=np.int32)
-    rank, chunk, microbatch, joined = (
-        np.fromiter(map(itemgetter(part), slots), np.int32, len(slots)) for part in (1, 2, 3, 4)
-    )
+    which, *columns = zip(*slots, strict=True)
+    passes = np.array([*map(_PASSES.__getitem__, which)], dtype=np.int32)
+    rank, chunk, microbatch, joined = (np.array(column, dtype=np.int32) for column in columns)
     joined[1:] += joined[:-1]
     place = np.array(placement.places, dtype=np.int32)[rank, chunk]
     start = np.cumsum([0, *map(len, orders)], dtype=np.int32)
