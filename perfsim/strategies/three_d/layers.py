@@ -257,19 +257,20 @@ BACKWARD = (Between("fc1.dgrad", "projection.dgrad"), Between("qkv.dgrad", "fc2.
 
 
 @lru_cache(maxsize=4096)
-def _products(part: LayerSlice) -> Mapping[str, Kernel]:
-    """The matrix products of a layer by name; with latent attention those up to all heads are its QKV."""
-    passes: tuple[HalfPass, ...] = ("forward", "backward")
-    halves = list(_HALVES)
-    if part.kind.experts:  # its sums are those of attention
-        part = replace(part, kind=replace(part.kind, experts=False))
-        halves = halves[:1]
-    works = (_half_work(half, part, which) for half in halves for which in passes)
+def _products(part: LayerSlice, half: str) -> Mapping[str, Kernel]:
+    """The matrix products of a half by name; with latent attention those up to all heads are its QKV."""
+    works = (_half_work(half, part, which) for which in ("forward", "backward"))
     kernels = (kernel for work in works for kernel in work.kernels)
     products = {kernel.name: kernel for kernel in kernels if kernel.op == "gemm"}
     if "pair" in products:
         products |= {"qkv": products["pair"], "qkv.dgrad": products["pair.dgrad"]}
     return products
+
+
+def _product(part: LayerSlice, name: str) -> Kernel | None:
+    """The product of a layer with this name; of a layer with experts, whose sums are those of attention."""
+    half = "mlp" if name.startswith("fc") else "attention"
+    return None if half == "mlp" and part.kind.experts else _products(part, half).get(name)
 
 
 @dataclass(frozen=True)
@@ -318,9 +319,16 @@ class TensorGroup:
         return [self._work("all_gather", product, None)] if self.ranks.size > 1 else []
 
     def _work(self, op: str, product: str, n_bytes: float | None) -> Work:
-        made = TensorClass("hidden", self.part.activation_bytes)
-        work = collective("tensor", op, made.n_bytes if n_bytes is None else n_bytes, self.ranks, made)
-        return replace(work, beside=_products(self.part).get(product)) if self.overlaps else work
+        if (op, product, n_bytes) not in self._works:
+            made = TensorClass("hidden", self.part.activation_bytes)
+            work = collective("tensor", op, made.n_bytes if n_bytes is None else n_bytes, self.ranks, made)
+            work = replace(work, beside=_product(self.part, product)) if self.overlaps else work
+            self._works[op, product, n_bytes] = work
+        return self._works[op, product, n_bytes]
+
+    @cached_property
+    def _works(self) -> dict[tuple[str, str, float | None], Work]:
+        return {}
 
 
 class WeightInputs(NamedTuple):
