@@ -29,10 +29,7 @@ RAY = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class LossLaw:
-    """L(N, D) = (irreducible + a / N^alpha + b / (N^gamma D^beta))^power, with the runs of its fit.
-
-    That of Hoffmann et al. (arXiv 2203.15556) has the defaults of gamma and power.
-    """
+    """L(N, D) = (irreducible + a / N^alpha + b / (N^gamma D^beta))^power, with the runs of its fit."""
 
     name: str
     source: str
@@ -50,6 +47,7 @@ class LossLaw:
     alpha: float
     b: float
     beta: float
+    # Hoffmann et al. (arXiv 2203.15556) have these defaults.
     gamma: float = 0.0
     power: float = 1.0
     ratio: float | None = None

@@ -45,10 +45,7 @@ class RatioBand:
 
 @dataclass(frozen=True, slots=True)
 class EqualDevices:
-    """A number of devices with its 90 % band; an end is None where no tried number reaches it.
-
-    Between tried numbers the log of the ratio of times is taken to be linear in the log of the devices.
-    """
+    """A number of devices with its 90 % band; an end is None where no tried number reaches it."""
 
     low: float | None
     typical: float | None
@@ -63,6 +60,7 @@ class EqualDevices:
             at = next((place for place, ratio in enumerate(logs) if ratio <= 0), None)
             if not at:  # below the smallest number it is that number: fewer were not tried
                 return None if at is None else float(ratios[0][0])
+            # Between tried numbers the log of the ratio is linear in the log of the devices.
             fewer, more = (math.log(count) for count, _ in ratios[at - 1 : at + 1])
             return math.exp(np.interp(0.0, (logs[at], logs[at - 1]), (more, fewer)))
 
@@ -71,10 +69,7 @@ class EqualDevices:
 
 @dataclass(frozen=True, slots=True)
 class TimeToAccuracy:
-    """Time of one machine to the target at one batch; InputError for values that are impossible.
-
-    With the default `d_min_error` the band is for a *given* D_min; one from a loss is far less certain.
-    """
+    """Time of one machine to the target at one batch; InputError for values that are impossible."""
 
     batch_tokens: float
     """Tokens of a step."""
@@ -86,7 +81,7 @@ class TimeToAccuracy:
     unshared_error: float = math.inf
     """The part of it that remains in a ratio to another run of the same machine; at most all."""
     d_min_error: float = 0.0
-    """Half-width of the 90 % band of D_min, as a fraction."""
+    """Half-width of the 90 % band of D_min, as a fraction; 0 where D_min is given and comes from no loss."""
     examples_error: float = LEAST_EXAMPLES_ERROR
     """Least error of the examples, whatever the critical batch."""
     later_s: tuple[float, ...] = ()

@@ -36,10 +36,7 @@ def require_positive(**values: float | FloatArray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
-    """An input with its 90 % range; a normal variable in the log, each side with its own width.
-
-    Where the low end is 0, in the value itself, and never below 0.
-    """
+    """An input with its 90 % range; a normal variable in the log, each side with its own width."""
 
     name: str
     low: float
@@ -61,6 +58,7 @@ class Uncertain:
             down = math.log(self.typical / self.low)
             up = math.log(self.high / self.typical)
             return np.asarray(self.typical * np.exp(z * np.where(z < 0, down, up)))
+        # Where the low end is 0 it is normal in the value itself, and never below 0.
         down = self.typical - self.low
         up = self.high - self.typical
         return np.maximum(self.typical + z * np.where(z < 0, down, up), 0.0)
@@ -78,17 +76,15 @@ def one_at(name: str, place: FloatArray | float) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Seeded places of every input, by name: equal names are the same draws in every process.
-
-    Each input has the same `count` quantiles of the normal distribution in an order of its own (a Latin
-    hypercube), so that the range of a single input is met to the digit.
-    """
+    """Seeded places of every input, by name: equal names are the same draws in every process."""
 
     seed: int
     count: int
 
     def __call__(self, name: str) -> FloatArray:
         """The places of an input, shape [count]."""
+        # Each input has the same quantiles in an order of its own (a Latin hypercube), so that the range of a
+        # single input is met to the digit.
         order = np.random.default_rng([self.seed, zlib.crc32(name.encode())]).permutation(self.count)
         return _quantiles(self.count)[order]
 

@@ -180,15 +180,13 @@ class Account:
 
 @dataclass(frozen=True)
 class SoftL1:
-    """The loss of a fit at its optimum, by row: its slope in a log error e is weight e / sqrt(1 + z).
-
-    z is the squared error over that from which on rows have less influence; 0 for least squares.
-    """
+    """The loss of a fit at its optimum, by row: its slope in a log error e is weight e / sqrt(1 + z)."""
 
     error: Floats
     """Of the logarithm."""
     weight: Floats
     z: Floats
+    """The squared error over that from which on rows have less influence; 0 for least squares."""
     cluster: NDArray[np.intp]
     """Rows with one number err together."""
 

@@ -63,6 +63,13 @@ class Kind(NamedTuple):
     """Least and most for each of `DEGREES`."""
     runs: int = 1
 
+    @classmethod
+    def of(cls, experts: bool, settings: Sequence[Any], degrees: Sequence[int], *machine: Hashable) -> Kind:
+        """One layout as a kind of its own; `machine` has the class of precision and the generation."""
+        schedule, *others = settings
+        axes = schedule, _passes(schedule), *others, *machine
+        return cls(experts, axes, tuple((degree, degree) for degree in degrees))
+
     @property
     def spanned(self) -> tuple[Hashable, ...]:
         """What runs have in common that span one range of degrees."""
@@ -113,10 +120,8 @@ def kinds_of(runs: Iterable[Reached]) -> tuple[Kind, ...]:
     spans: dict[tuple[Hashable, ...], list[tuple[tuple[int, int], ...]]] = {}
     for run in runs:
         if run.kind == "gpu-cluster":
-            schedule, *others = run.settings
-            chips = run.generation or run.constants
-            axes = schedule, _passes(schedule), *others, precision_class(run.precision), chips
-            kind = Kind(run.experts, axes, tuple((degree, degree) for degree in run.degrees))
+            machine = precision_class(run.precision), run.generation or run.constants
+            kind = Kind.of(run.experts, run.settings, run.degrees, *machine)
             alike.setdefault(kind[:2], []).append(kind)
             spans.setdefault(kind.spanned, []).append(kind.degrees)
     found = []
@@ -148,13 +153,8 @@ class Novelty:
     ) -> Novelty:
         """The novelty of layouts of a job on a device, by `published` kinds or all that are on record."""
         experts = job.model.experts is not None
-        precision = precision_class(job.recipe.precision)
-        generation = device.generation or device.constants
-        own = []
-        for layout in layouts:
-            schedule, *others = settings_of(layout)
-            axes = schedule, _passes(schedule), *others, precision, generation
-            own.append(Kind(experts, axes, tuple((degree, degree) for degree in degrees_of(layout))))
+        machine = precision_class(job.recipe.precision), device.generation or device.constants
+        own = [Kind.of(experts, settings_of(layout), degrees_of(layout), *machine) for layout in layouts]
         known = [kind for kind in published or published_kinds() if kind.experts == experts]
         if not known:
             words = (f"{'experts' if experts else 'a dense model'}, of which nothing is published",)

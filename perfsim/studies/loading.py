@@ -47,7 +47,7 @@ class GridSpec(Spec):
     """Replaces the study's own candidates."""
 
 
-class VariantSpec(GridSpec):
+class _VariantSpec(GridSpec):
     """The changes of one variant: paths as in a grid, each with one value."""
 
     candidates: Candidates = ()
@@ -63,7 +63,7 @@ class SweepSpec(CatalogSpec):
     study: StudySpec
     """A study's name or path, or a study written here (with `extends`: only its differences)."""
     grid: GridSpec = GridSpec()
-    variants: dict[str, VariantSpec] = Field(default_factory=dict)
+    variants: dict[str, _VariantSpec] = Field(default_factory=dict)
     """By name, the fields it changes: `twice the I/O: {system.io_ports: 24}`; the first is the base."""
 
 
@@ -389,7 +389,7 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
     """Every point by variant, candidate, devices, then the axes; CatalogError with all problems."""
     groups, unread = _read_axes(mapping, spec)
     grid = groups[""]
-    variants = {"": VariantSpec(), **spec.variants}
+    variants = {"": _VariantSpec(), **spec.variants}
     problems: list[Problem] = []
     machines: dict[str, list[CandidateSpec]] = {}
     for name, axes in groups.items():

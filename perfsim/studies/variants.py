@@ -161,15 +161,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Match:
-    """The fewest devices of a series that are as fast as a point of another machine.
-
-    `fewest` is the central estimate; `possibly` and `surely` take the low and the high end of the 90 % band
-    of the ratio of times. None: more devices than the series has.
-    """
+    """The fewest devices of a series that are as fast as a point of another machine; None: more than all."""
 
     rival: PointResult
     series: Series
     fewest: PointResult | None
+    """The central estimate; the others take the low and the high end of the ratio's 90 % band."""
     possibly: int | None
     surely: int | None
     equal: EqualDevices
