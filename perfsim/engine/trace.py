@@ -122,10 +122,8 @@ class Trace:
         return self._mean(self.device_breakdowns())
 
     def mean_boundary(self) -> dict[str, float]:
-        """Mean seconds by category before a device's first computation of the step and after its last one.
-
-        On wafers this is the bubble between two steps: last gradient, its update, first weights.
-        """
+        """Mean seconds by category before a device's first computation of the step and after its last one."""
+        # On wafers this is the bubble between two steps: last gradient, its update, first weights.
         boundaries: dict[str, dict[str, float]] = {}
         for block in self._blocks():
             start_s, end_s = self._clipped(block)

@@ -29,8 +29,6 @@ __all__ = [
     "strategy_for",
 ]
 
-LAYOUT_MEMBERS = tuple(name for name in vars(Layout) if not name.startswith("_"))
-"""What every layout answers."""
 MACHINES: dict[str, Machine] = {kind.kind: kind for kind in (GpuCluster(), WaferCluster())}
 
 
@@ -54,7 +52,8 @@ def register(machine: Machine) -> None:
 def _checked(machine: Machine) -> Machine:
     """The machine; InputError where its layouts lack what every layout answers."""
     layout = machine.layout_type()
-    if lacking := [name for name in LAYOUT_MEMBERS if not hasattr(layout, name)]:
+    answered = (name for name in vars(Layout) if not name.startswith("_"))
+    if lacking := [name for name in answered if not hasattr(layout, name)]:
         message = f"kind of system {machine.kind!r}: {type(layout).__name__} has no {', '.join(lacking)}"
         raise InputError([Problem(message, help="perfsim.workload.Layout lists what a layout answers")])
     return machine

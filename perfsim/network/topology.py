@@ -324,11 +324,9 @@ class Topology(ABC):
         return ends
 
     def links_named(self, name: str) -> list[int]:
-        """Ids of the links between two ends, `leaf0-spine3`, in either order; empty where there are none.
-
-        An end may leave out the node that the other one names: `node0/gpu0-nvswitch`.
-        """
+        """Ids of the links between two ends, `leaf0-spine3`, in either order; empty where there are none."""
         parts = name.split("-")
+        # An end may leave out the node that the other one names: `node0/gpu0-nvswitch`.
         nodes = ["", *(f"{part.rpartition('/')[0]}/" for part in parts if "/" in part)]
         for node in nodes:
             pair = frozenset(part if "/" in part else node + part for part in parts)

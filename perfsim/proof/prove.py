@@ -92,7 +92,7 @@ class Proof:
         """One layout of the document that `--json` prints."""
         document = asdict(self) | {
             "passed": self.passed,
-            "max_relative_error": finite(self.max_relative_error),
+            "max_relative_error": _finite(self.max_relative_error),
             "faults": [str(fault) for fault in self.faults],
             "not_executed": list(self.not_executed),
         }
@@ -100,7 +100,7 @@ class Proof:
         return document
 
 
-def finite(error: float | None) -> float | None:
+def _finite(error: float | None) -> float | None:
     """The error for JSON; None if it is not a finite number."""
     return None if error is None or not math.isfinite(error) else error
 
@@ -192,10 +192,7 @@ class Subject:
 
 
 def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
-    """Prove a small plan: no hazards, memory as promised, and the numbers of serial training in every order.
-
-    The orders are that of the ids, `orders` random ones, and that of the simulated start times.
-    """
+    """Prove a small plan: no hazards, memory as promised, the numbers of serial training in every order."""
     outcome = Outcome()
     tasks = runs = 0
     try:
@@ -212,6 +209,7 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         executor = subject.executor()
         task = subject.unfolded.task
         simulated = np.lexsort((np.arange(tasks), np.asarray(evaluation.trace.start_s)[task])).tolist()
+        # That of the ids, that of the simulated start times, and random ones.
         for order in (range(tasks), simulated, *subject.random_orders(orders, seed)):
             if runs < EXECUTED:
                 before = outcome.compared
@@ -449,8 +447,6 @@ def _weight_streaming() -> Iterator[Case]:
 
 DEFAULT_ORDERS = 10
 
-Progress = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Request:
@@ -497,12 +493,12 @@ def _summary(proofs: Sequence[Proof]) -> dict[str, Any]:
     errors = [proof.max_relative_error for proof in proofs if proof.max_relative_error is not None]
     return {
         "passed": all(proof.passed for proof in proofs),
-        "max_relative_error": finite(max(errors, default=None)),
+        "max_relative_error": _finite(max(errors, default=None)),
         "tasks": sum(proof.tasks for proof in proofs),
     }
 
 
-def prove_all(request: Request, progress: Progress = lambda _: None) -> ProofResult:
+def prove_all(request: Request, progress: Callable[[str], None] = lambda _: None) -> ProofResult:
     """Prove a layout, the plans of a study, or the whole catalogue."""
     proofs = []
     plans = list(plans_of(request))

@@ -131,20 +131,16 @@ class _GpuProver:
         return layout.num_stages * (2 if layout.num_stages <= FEW_STAGES else 1)
 
     def without_modules(self, layout: ParallelLayout) -> str:
-        """Why multi-token prediction is not executed in a layout, in words; empty where it is.
-
-        Graphs have no communication for tables of words that are on other ranks than a module.
-        """
+        """Why multi-token prediction is not executed in a layout, in words; empty where it is."""
+        # Graphs have no communication for tables of words that are on other ranks than a module.
         if layout.tensor > 1:
             return "over tensor peers"
         places = schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)
         return "" if places.last_rank == 0 else "over pipeline stages"
 
     def parts(self, layout: ParallelLayout) -> Parts:
-        """What the small model has to divide into.
-
-        Heads of each tensor peer, with an all-to-all also of each context rank; positions of each rank.
-        """
+        """What the small model has to divide into."""
+        # Heads of each tensor peer, with an all-to-all also of each context rank; positions of each rank.
         heads = layout.tensor * (layout.context if layout.context_exchange == "all_to_all" else 1)
         divided = layout.context > 1
         positions = layout.tensor * layout.context * (2 if divided else 1)

@@ -29,8 +29,6 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 ENTRY_POINTS = "perfsim.strategies"
-MEMBERS = [member for member in vars(Strategy) if not member.startswith("_")]
-"""Every member of the protocol."""
 
 
 def strategy_names() -> list[str]:
@@ -44,7 +42,8 @@ def strategy(name: str) -> Strategy:
         return STRATEGIES[name]
     for point in entry_points(group=ENTRY_POINTS, name=name):
         plug_in: Strategy = made_by(point, lambda load: load())
-        if missing := [member for member in MEMBERS if not hasattr(plug_in, member)]:
+        members = (name for name in vars(Strategy) if not name.startswith("_"))
+        if missing := [name for name in members if not hasattr(plug_in, name)]:
             lacks = f"{described(point)} has no {', '.join(missing)}"
             raise InputError([Problem(lacks, help="inherit from perfsim.strategies.Strategy")])
         return plug_in

@@ -254,9 +254,9 @@ class TableCosts(Costs):
         return self.seconds.get(work.name, 0.0)
 
 
-def compute(name: str, category: str = "forward", writes: int = 1, flop_like: float = 0.0) -> Work:
+def compute(name: str, category: str = "forward", writes: int = 1) -> Work:
     """A class of compute work that writes `writes` tensors."""
-    tensors = tuple(TensorClass(f"t{number}", flop_like) for number in range(writes))
+    tensors = tuple(TensorClass(f"t{number}", 0.0) for number in range(writes))
     return Work(name, Kind.COMP, name, category, writes=tensors)
 
 

@@ -239,10 +239,7 @@ def _rotary(part: LayerSlice) -> Kernels:
 
 
 def attention_core(part: LayerSlice, *, backward: bool = False) -> Kernels:
-    """Scores, softmax, dropout and context; with flash attention a single kernel for each block of keys.
-
-    The backward has twice the matrix work, and more for flash attention, which computes the scores again.
-    """
+    """Scores, softmax, dropout and context; with flash attention a single kernel for each block of keys."""
     if part.attention == "flash":
         return (_flash(part, backward=backward),) * part.blocks
     heads = part.local_heads
@@ -263,6 +260,7 @@ def attention_core(part: LayerSlice, *, backward: bool = False) -> Kernels:
             gemm("context", s, v, s, batch=heads, element_bytes=size),
             transposed,
         )
+    # Twice the matrix work; flash attention does more, since it computes the scores again.
     return (
         transposed,
         gemm("context.dgrad_probabilities", s, s, v, batch=heads, element_bytes=size),
@@ -312,10 +310,7 @@ def _flash(part: LayerSlice, *, backward: bool) -> Kernel:
 
 
 def merge_kernel(part: LayerSlice, *, backward: bool = False) -> Kernel:
-    """Adds the result of a block of keys to the earlier blocks' results, rescaled by their softmax sums.
-
-    In a backward it adds the block's gradients of queries, keys and values.
-    """
+    """Adds a block of keys' result to earlier ones, rescaled by softmax sums; backward, all gradients."""
     if backward:
         n_bytes = 3 * (part.query_bytes + part.pair_bytes)
         return elementwise("attention_merge.backward", n_bytes, launches=2)
@@ -326,13 +321,11 @@ def merge_kernel(part: LayerSlice, *, backward: bool = False) -> Kernel:
 
 
 def mlp_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
-    """The MLP block before its all-reduce, or the whole block with experts without anything that moves rows.
-
-    A forward begins with the residual of the attention block, a backward with the block's own residual.
-    """
+    """The MLP block before its all-reduce, or the block with experts without anything that moves rows."""
     if not part.kind.experts:
         elements = part.tokens * part.model.ffn_hidden_size / part.tensor
         block = _two_products(part, which, "activation", mlp_products(part), elements, bias=part.model.bias)
+        # A forward begins with the residual of the attention block, a backward with the block's own residual.
         if which == "forward":
             block = (*_mlp_begin(part), *block)
         else:

@@ -285,13 +285,11 @@ class _Unfolding:
         return Ragged(start.astype(np.int32), values)
 
     def _after(self) -> Ragged:
-        """Control dependencies of every member, and program order, which may go to another stream.
-
-        Where it does not, the graph leaves the dependency out again.
-        """
+        """Control dependencies of every member, and program order, which may go to another stream."""
         after = self.graph.after
         previous = self.graph.stream_predecessor
         follows = np.flatnonzero((previous >= 0) & (self.row[previous] != self.row))
+        # Where program order does not, the graph leaves the dependency out again.
         pairs = []
         for peer in range(len(self.size)):
             pairs.append((self.at(after.row_of_value, peer), self.at(after.values, peer)))

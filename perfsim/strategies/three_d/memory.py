@@ -167,10 +167,7 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
 
 
 def _in_flight(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
-    """Activations and weight inputs that ranks hold at their possible peaks, shape (rows, ranks, moments, 2).
-
-    As shares of all layers of a rank. Ranks with fewer possible peaks repeat their first.
-    """
+    """Activations and weight inputs at possible peaks, of a rank's layers: (rows, ranks, moments, 2)."""
     divisions = columns.divisions
     microbatches = columns.divisions.filled(columns.division, columns.microbatches(job))
     first, of_row = distinct_rows((columns.division, microbatches))
@@ -180,6 +177,7 @@ def _in_flight(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
         for division, count, of_ranks in zip(*keys, strict=True)
     ]
     most = max((len(moments) for of_ranks in found for moments in of_ranks), default=0)
+    # Ranks with fewer possible peaks repeat their first.
     table = [[moments + moments[:1] * (most - len(moments)) for moments in of_ranks] for of_ranks in found]
     return np.array(table)[of_row]
 
