@@ -170,10 +170,7 @@ class Catalog:
         return listed
 
     def sources(self) -> dict[str, Source]:
-        """Every registered source by its id; of a repeated id the one of the earlier root.
-
-        Raises CatalogError with the problems of all registers.
-        """
+        """Every registered source by its id, the earlier root first; CatalogError has every problem."""
         if self._sources is not None:
             return self._sources
         sources: dict[str, Source] = {}

@@ -413,10 +413,7 @@ class LocatedMapping:
         return LocatedMapping(self.path, node, self.problems + more)
 
     def chosen(self, classes: Sequence[type[SpecT]]) -> type[SpecT]:
-        """The class that the key `kind` chooses; a single class needs no such key.
-
-        Raises CatalogError if `kind` is missing or names none of them.
-        """
+        """The only class, or that of the key `kind`; CatalogError if the key is missing or names none."""
         if len(classes) == 1:
             return classes[0]
         kinds = {str(kind): cls for cls in classes for kind in kinds_of(cls)}
@@ -484,10 +481,7 @@ def _types_at(model: type[BaseModel], path: str) -> Sequence[Any]:
 
 
 def value_at(model: type[BaseModel], path: str, value: Any, catalog: Catalog) -> Any:
-    """What a value at a dotted path stands for: a description, where it is the name of one.
-
-    Raises CatalogError where the path leads nowhere.
-    """
+    """The value at a path, or the description that it names; CatalogError where the path leads nowhere."""
     named = [cls for cls in _types_at(model, path) if is_named(cls)]
     return catalog.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
 

@@ -125,10 +125,7 @@ class Node:
 
     @classmethod
     def parsed(cls, text: str, file: str = "<text>") -> tuple[Node, list[Problem]]:
-        """Read YAML text whose top level is a mapping; messages name it `file`.
-
-        Raises CatalogError for malformed YAML and for any other top level.
-        """
+        """Read YAML text, which messages name `file`; CatalogError unless it is a well-formed mapping."""
         builder = _Builder(file, text.splitlines(), yaml.parse(text, Loader=_Loader))
         try:
             root = builder.document()

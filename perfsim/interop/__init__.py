@@ -53,10 +53,7 @@ def emit(name: str, chosen: Chosen) -> str:
 
 
 def model_named(name_or_path: str, catalog: Catalog) -> TransformerConfig:
-    """The model of a name of the catalogue, of a YAML file of perfsim, or of a foreign file.
-
-    Raises InputError for an unknown name and for what is wrong in a file.
-    """
+    """The model of a name of the catalogue, of a YAML or of a foreign file; InputError for what is wrong."""
     path = Path(name_or_path)
     if (path.suffix != "" or len(path.parts) > 1) and path.is_file():
         from perfsim.interop.formats import format_of, read_model

@@ -386,10 +386,7 @@ def _family_of(document: Mapping[str, Any]) -> str:
 
 
 def model_beside(source: Source) -> Nearest | None:
-    """The model that `--model` names, else the one of the config.json next to the file; None without one.
-
-    Raises InputError for a named model that is not there or that is wrong.
-    """
+    """The model of `--model`, else of a config.json next to the file, or None; InputError for a bad one."""
     if source.model:
         path = Path(source.model)
         if path.suffix == ".json" and path.is_file():

@@ -200,10 +200,7 @@ class Row:
     def word(
         cls, field: str, keys: str, words: Mapping[Any, Any], *, default: Any = None, **only_read: Any
     ) -> Row:
-        """A setting whose words stand for ours, or that is True for one value of ours.
-
-        An unknown word is an error.
-        """
+        """A setting whose words stand for ours, or that is True for one of ours; other words are errors."""
         names = keys.split()
         ours = {word: value for value, word in reversed([*words.items()])} | only_read
 

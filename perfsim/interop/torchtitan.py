@@ -250,10 +250,7 @@ def _read(source: Source, document: Any) -> Reading:
 
 
 def _assigned(source: Source, text: str) -> Any:
-    """The settings of a configuration in Python: keywords of its classes, and assignments to its fields.
-
-    Values that only running it would tell are left out.
-    """
+    """The literals of a configuration in Python: keywords of its classes, and assignments to its fields."""
     try:
         nodes = [*ast.walk(ast.parse(text[:MOST_PRINTED]))]
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:

@@ -48,10 +48,7 @@ class Runs:
         return self.values is None or value in self.values
 
     def refusal(self, layout: ParallelLayout, month: str) -> str:
-        """Why a value that it has does not run with a release of this month; empty where it does.
-
-        An empty month stands for the newest release.
-        """
+        """Why a value that it has does not run with a release of a month (empty: the newest); else empty."""
         if month and not existed(self.since, month):
             return f"{self.release} of {self.since} is the first with {self.setting}"
         if self.until and not (month and month < self.until):
