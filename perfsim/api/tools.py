@@ -282,8 +282,7 @@ class Model(TransformerConfig):
     def from_file(cls, path: str | Path, format: str = "") -> Self:  # noqa: A002  # as `--format`
         """The model of a file that `perfsim import` reads, such as a config.json.
 
-        The format is recognised by the file's content unless it is given. Raises InputError for a file that
-        cannot be read, and for a model that perfsim cannot express (a mixture of experts).
+        The content tells the format unless it is given. Raises InputError for what cannot be expressed.
         """
         return cls(**read_model(Path(path), format).model_dump())
 

@@ -109,10 +109,7 @@ class Node:
 
     @classmethod
     def read(cls, path: Path) -> tuple[Node, list[Problem]]:
-        """Read a file whose top level is a mapping; also returns the problems that did not stop the reading.
-
-        Raises CatalogError where nothing can be read: no such file, not UTF-8, malformed YAML.
-        """
+        """A file's mapping, with problems that did not stop the reading; CatalogError if it has none."""
         file = Mark.of(path).file
         try:
             text = path.read_bytes().decode("utf-8-sig")

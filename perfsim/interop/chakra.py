@@ -164,10 +164,7 @@ class ExecutionTrace:
 
     @classmethod
     def read(cls, path: Path) -> ExecutionTrace:
-        """Read the file of a rank, whoever wrote it.
-
-        Raises InputError for a file that is not there or no trace, and PerfsimError without protobuf.
-        """
+        """The trace in a file, whoever wrote it; InputError for no trace, PerfsimError without protobuf."""
         must_exist(path)
         types = _messages()
         from google.protobuf.message import DecodeError

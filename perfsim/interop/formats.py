@@ -193,10 +193,7 @@ def import_file(
 
 
 def read_model(path: Path, format_name: str = "") -> TransformerConfig:
-    """The model of a foreign file; what it cannot express stands under `assumed`.
-
-    Raises InputError where the description would be another model than the file's.
-    """
+    """The model of a foreign file with its gaps in `assumed`; InputError where it would be another model."""
     result = import_file(path, format_name, part="model")
     if result.changes_model:
         lacking = [f"cannot be expressed: {gap.text}" for gap in result.gaps if gap.changes_model]
