@@ -165,7 +165,8 @@ class TransformerConfig(CatalogSpec):
 
     def __hash__(self) -> int:
         """By shape, because kernels and prices are cached by model."""
-        return hash((self.name, self.num_layers, self.hidden_size, self.ffn_hidden_size, self.mtp_num_layers))
+        layers = (self.num_layers, self.mtp_num_layers, self.experts)
+        return hash((self.name, self.hidden_size, self.ffn_hidden_size, layers))
 
     @property
     def query_groups(self) -> int:
