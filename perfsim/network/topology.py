@@ -73,21 +73,19 @@ class Part(NamedTuple):
 class Rated(NamedTuple):
     """What prices assume of an edge, by its kind; an edge that is worse slows what crosses it."""
 
-    bytes_per_s: Mapping[str, float]
-    seconds: Mapping[str, tuple[float, float]]
+    bytes_per_s: dict[str, float]
+    seconds: dict[str, tuple[float, float]]
     """Latencies there and back."""
 
     @classmethod
     def of(cls, kinds: Sequence[str], kind: Ints, bytes_per_s: Floats, seconds: Floats) -> Rated:
         """The most common values of each kind of edge; the columns are those that `_Edges` has."""
-        of_kind = {name: np.flatnonzero(kind == number) for number, name in enumerate(kinds)}
-        return cls(
-            {name: _most_common(bytes_per_s[links]) for name, links in of_kind.items()},
-            {
-                name: (_most_common(seconds[links[::2]]), _most_common(seconds[links[1::2]]))
-                for name, links in of_kind.items()
-            },
-        )
+        usual = cls({}, {})
+        for number, name in enumerate(kinds):
+            links = np.flatnonzero(kind == number)
+            usual.bytes_per_s[name] = _most_common(bytes_per_s[links])
+            usual.seconds[name] = _most_common(seconds[links[::2]]), _most_common(seconds[links[1::2]])
+        return usual
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,17 +41,20 @@ class _Block:
     name: str
     part: LayerSlice
     num_parameters: float
-    updated: float
-    """Parameters that its update changes; a tied embedding belongs to the embedding block."""
     forward: Kernels
     backward: Kernels
-    matrices: float = 0.0
+    matrices: float = field(default=0.0, kw_only=True)
     """Weights that can be sparse; those of a layer."""
+    tied: float = field(default=0.0, kw_only=True)
+    """Parameters that the block of the embedding updates, with which the LM head shares them."""
 
     @property
     def op(self) -> str:
         """Its name without the kind of layer."""
         return self.name.partition(" ")[0]
+
+
+_WAYS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 
 
 @lru_cache(maxsize=512)
@@ -70,37 +73,19 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice, tiles: 
     model = part.model
     counts = parameters(model)
     table = model.vocab_size * model.hidden_size
-    embedding = _Block(
-        "embedding",
-        part,
-        counts.embedding,
-        counts.embedding,
-        embedding_kernels(part, "forward"),
-        embedding_kernels(part, "backward"),
-    )
-    head = _Block(
-        "head",
-        part,
-        counts.final_norm + table,
-        counts.final_norm + (0.0 if model.tied_embeddings else table),
-        device.kernels(head_kernels(part, positions, "forward")),
-        device.kernels(head_kernels(part, positions, "backward")),
-    )
+    embedding = _Block("embedding", part, counts.embedding, *(embedding_kernels(part, way) for way in _WAYS))
+    of_head = (device.kernels(head_kernels(part, positions, way)) for way in _WAYS)
+    tied = table if model.tied_embeddings else 0.0
+    head = _Block("head", part, counts.final_norm + table, *of_head, tied=tied)
     kinds = layer_kinds(model)
     layers = dict[LayerKind, _Block]()
     for kind, _ in Counter(kinds).most_common():
         layer = replace(part, kind=kind)
-        forward = (*attention(layer, "forward"), *mlp_kernels(layer, "forward"))
-        backward = (*mlp_kernels(layer, "backward"), *attention(layer, "backward"))
-        layers[kind] = _Block(
-            f"{LAYER} ({kind.words})" if layers else LAYER,
-            layer,
-            counts.of(kind),
-            counts.of(kind),
-            device.kernels(forward),
-            device.kernels(backward),
-            counts.matrices_of(kind),
-        )
+        name = f"{LAYER} ({kind.words})" if layers else LAYER
+        forward = device.kernels((*attention(layer, "forward"), *mlp_kernels(layer, "forward")))
+        backward = device.kernels((*mlp_kernels(layer, "backward"), *attention(layer, "backward")))
+        matrices = counts.matrices_of(kind)
+        layers[kind] = _Block(name, layer, counts.of(kind), forward, backward, matrices=matrices)
     return (embedding, *(layers[kind] for kind in kinds), head)
 
 
@@ -391,10 +376,11 @@ class StreamedSteps:
         store = self.store
         whole = store.streamed_bytes(block.num_parameters, block.matrices)
         kept = store.kept(block.num_parameters, block.matrices)
-        updated = store.kept(block.updated, block.matrices)
+        own = block.num_parameters - block.tied
+        updated = store.kept(own, block.matrices)
         state = TensorClass("state", updated * store.state_in_flash_bytes)
         weights_in_flash = store.in_flash[WEIGHTS]
-        weight_bytes = weights_in_flash * store.streamed_bytes(block.updated, block.matrices)
+        weight_bytes = weights_in_flash * store.streamed_bytes(own, block.matrices)
         written = TensorClass("state", state.n_bytes + weight_bytes)
         hidden = TensorClass("hidden", block.part.activation_bytes / chunks)
         gradients = TensorClass("gradients", kept * self.system.gradient_bytes / chunks)

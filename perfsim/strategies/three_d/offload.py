@@ -76,15 +76,11 @@ class _HostWorks:
         per_parameter = state_bytes(self.recipe).reduced + 2 * states + self.recipe.element_bytes
         drives = 2 * states if self.layout.offload_optimizer == "nvme" else 0.0
         drives += self.recipe.element_bytes if self.layout.offload_param == "nvme" else 0.0
-        return Work(
-            "offload.optimizer",
-            Kind.COMP,
-            "nvme.update" if drives else "host.update",
-            "optimizer",
-            kernels=(elementwise("optimizer.cpu", num_parameters * per_parameter, launches=0),),
-            comm_bytes=num_parameters * drives,
-            writes=(TensorClass("parameters", 0.0),),
-        )
+        op = "nvme.update" if drives else "host.update"
+        kernel = elementwise("optimizer.cpu", num_parameters * per_parameter, launches=0)
+        moved = num_parameters * drives
+        made = TensorClass("parameters", 0.0)
+        return Work("offload.optimizer", Kind.COMP, op, "optimizer", (kernel,), moved, writes=(made,))
 
 
 def _copy(name: str, kind: Kind, op: str, n_bytes: float, made: str = "copied") -> Work:
