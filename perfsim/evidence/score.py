@@ -33,7 +33,6 @@ from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 
 _FEWEST_LAYOUTS = 4
 """Least number of layouts of a sweep for a rank correlation."""
-_GIB = 2**30
 _OF_MEMORY = {"median_ape": "median", "p90_ape": "p90", "mape": "mean"}
 """Keys of a summary as the summary of peak memory has them."""
 
@@ -323,7 +322,7 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
         asked_s=None if isinstance(asked_s, PerfsimError) else asked_s,
         band=CaseBand.of(placed),
         hidden_communication=evaluation.hidden_communication_fraction,
-        peak_gib=evaluation.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
+        peak_gib=evaluation.plan.peak_memory_bytes / 2**30 if case.measured.peak_memory_gib else None,
     )
 
 

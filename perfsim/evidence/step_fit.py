@@ -82,7 +82,6 @@ OUTLIER = 0.1
 """Log errors above this have decreasing influence (soft L1)."""
 _STEP = 0.02
 """Step of the log of a constant for a slope."""
-_COMMAND = "perfsim calibrate framework"
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ def fit_steps(
     options = f" --device {device}" * (device is not None) + " --device-only" * device_only
     options += "".join(f" --only {field}" for field in only)
     options += f" --most-devices {most_devices}" * (most_devices < MOST_DEVICES)
-    command = f"{_COMMAND} {' '.join(path.name for path in paths)}{options}"
+    command = f"perfsim calibrate framework {' '.join(path.name for path in paths)}{options}"
     table = source or _source_of(paths[0], "public-gpu-runs")
     record = _record(result, weight, list(start), command, table)
     moved = {name: rounded(value) for name, value in constants(result.x).items()}

@@ -1,7 +1,4 @@
-"""The answer to one question: plain values, the run behind them if it is kept, and its JSON document.
-
-A layout is given or planned, simulated and explained.
-"""
+"""The answer to one question: plain values, the run behind them if it is kept, and its JSON document."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Scores = Mapping[str, Any]
 """The errors of some runs: `n`, `median_ape`, `p90_ape`, `mape`, `bias`, and more where they are known."""
 
-TITLE = "Accuracy: predictions of published runs"
 COMMAND = "perfsim validate --record --leave-out --page reports"
 """What makes the files that the repository holds."""
 MOST_INFERRED = 2
@@ -318,7 +317,7 @@ def write_validation(
         if result["summary"]["median_ape"] is not None
     ]
     page = Page(
-        TITLE,
+        "Accuracy: predictions of published runs",
         [
             *(own for step in steps for own in _of_file(step.result, _step_sections(step))),
             *(own for result in convergence for own in _of_file(result, _convergence_sections(result))),

@@ -527,10 +527,6 @@ def load_sweep(
     return Sweep(spec, _expand(spec, mapping, catalog), name_or_path)
 
 
-DEFAULTS = {"name": "study", "title": "A study", "question": ""}
-"""Values of fields that a mapping may leave out."""
-
-
 def kind_of_study(
     name_or_path: str, catalog: Catalog | None = None
 ) -> Literal["study", "sweep", "comparison"]:
@@ -643,9 +639,9 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     given = dict(fields)
     base = given.pop("extends", None)
     inherited = (
-        load_study(str(base), catalog).model_dump(exclude={*reader.OWN_VALUES})
-        if base is not None
-        else DEFAULTS
+        {"name": "study", "title": "A study", "question": ""}
+        if base is None
+        else load_study(str(base), catalog).model_dump(exclude={*reader.OWN_VALUES})
     )
     data = {**inherited, **_loaded(given, [StudySpec], catalog)}
     try:

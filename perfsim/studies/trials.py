@@ -131,7 +131,6 @@ def _with_system(asked: Question, path: str, value: Any) -> Question:
 LEFT_OUT = frozenset({"name", "title", "question", "description", "sources", "assumed", "sampling"})
 """Fields that move no time."""
 MOST_CHANGES = 24
-_MOST_S = 1e18
 Path = tuple[str | int, ...]
 
 
@@ -310,7 +309,7 @@ class _AnsweredRow(BaseModel):
     strategy: str = ""
     system: str = ""
     num_devices: Annotated[int, *number(0, MOST_DEVICES)] = 0
-    time_to_accuracy_s: Annotated[float, *number(0.0, _MOST_S)] | None = None
+    time_to_accuracy_s: Annotated[float, *number(0.0, 1e18)] | None = None
     global_batch_size: Annotated[int, *number(1, MOST_SEQUENCES)] | None = None
     layout: dict[str, Any] = {}
 
