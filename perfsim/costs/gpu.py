@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.errors import CatalogError, GraphError
+from perfsim.base.groups import listed
 from perfsim.costs.gemm import GemmModel, measured_products
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares, slowest_of
 from perfsim.network import FatTree, Group
@@ -276,10 +277,8 @@ class GpuCosts(GpuKernels, Costs):
         """Seconds of several classes of work; new shapes and sizes are priced as arrays."""
         new = [work for work in dict.fromkeys(works) if work not in self._works]
         self.price_gemms(new)
-        alike: dict[tuple[CollectiveOp, Group, int], list[Work]] = {}
-        for work in new:
-            if work.kind.is_communication:
-                alike.setdefault((*self._collective(work), work.fan_out), []).append(work)
+        sent = (work for work in new if work.kind.is_communication)
+        alike = listed(((*self._collective(work), work.fan_out), work) for work in sent)
         for (op, group, fan_out), members in alike.items():
             sizes = np.array([work.comm_bytes for work in members])
             seconds = self.collectives.seconds(op, sizes, group, fan_out)

@@ -30,6 +30,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import PerfsimError
+from perfsim.base.groups import listed
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import PlacedCase, StepCase, mapped
 from perfsim.evidence.fitting import family_weight, robust_fit, rounded, scipy, weighted_quantile
@@ -253,12 +254,11 @@ def _models_left_out(logs: Sequence[StepCase], catalog: Catalog) -> LeavingOut:
 
 def _groups_of(tangents: Sequence[Tangent]) -> list[str]:
     """What is left out together with each run: its family, or a part of it."""
-    families: dict[str, set[str]] = {}
-    for run in tangents:
-        for name, slope in run.slopes.items():
-            if " of " in name and abs(slope) >= _DETERMINES:
-                families.setdefault(name, set()).add(run.scored.family)
-    alone = {next(iter(determined)) for determined in families.values() if len(determined) == 1}
+    slopes = ((name, slope, run.scored.family) for run in tangents for name, slope in run.slopes.items())
+    families = listed(
+        (name, family) for name, slope, family in slopes if " of " in name and abs(slope) >= _DETERMINES
+    )
+    alone = {determined[0] for determined in families.values() if len(set(determined)) == 1}
     return [
         f"{run.scored.family}, {run.setting}" if run.scored.family in alone else run.scored.family
         for run in tangents
@@ -463,10 +463,7 @@ def _points(runs: Sequence[Scored]) -> list[float]:
     known = [(run, run.traits) for run in runs if run.traits is not None]
     families: dict[str, list[Mapping[str, Any]]] = {}
     for group in {run.left_out for run, _ in known}:
-        traits: dict[str, list[Traits]] = {}
-        for run, its_traits in known:
-            if run.left_out != group:
-                traits.setdefault(run.family, []).append(its_traits)
+        traits = listed((run.family, its_traits) for run, its_traits in known if run.left_out != group)
         families[group] = list(map(Traits.together, traits.values()))
     return [
         min(its_traits.unlikeness(family)[0] for family in families[run.left_out])

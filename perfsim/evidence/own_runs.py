@@ -44,7 +44,7 @@ _PLAUSIBLE = (0.2, 5.0)
 """Range of a plausible scale; beyond it a unit or a machine is wrong."""
 
 
-class MeasuredCase(StepCase):
+class _MeasuredCase(StepCase):
     """A step that the user measured, as in `studies/validation/`; family and evidence are optional."""
 
     family: Name = "measured"
@@ -56,7 +56,7 @@ class MeasuredFile(Spec):
 
     schema_version: Literal[1] = Field(alias="schema")
     cluster: Name
-    cases: Annotated[tuple[MeasuredCase, ...], Field(max_length=MOST_CASES)]
+    cases: Annotated[tuple[_MeasuredCase, ...], Field(max_length=MOST_CASES)]
 
 
 def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibration:

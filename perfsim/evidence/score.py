@@ -11,7 +11,6 @@ baseline is a constant E, the geometric mean of the same points.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from perfsim.base.errors import LimitError, PerfsimError, attempt
+from perfsim.base.groups import listed
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog
 from perfsim.convergence.critical_batch import HyperbolaFit
 from perfsim.evidence.cases import CaseRows, ConvergenceCase, PlacedCase, StepCase, mapped
@@ -146,15 +146,14 @@ class Scored:
 
     @staticmethod
     def of_families(runs: Iterable[Scored]) -> dict[str, dict[str, Any]]:
-        return {family: Scored.scores(members) for family, members in _by_family(runs).items()}
+        by_family = listed((run.family, run) for run in runs)
+        return {family: Scored.scores(members) for family, members in by_family.items()}
 
     @staticmethod
     def of_classes(runs: Sequence[Scored]) -> dict[str, dict[str, Any]]:
         """The scores and bands of each class of runs and of their parents; empty if all have one class."""
-        by_class: defaultdict[str, list[Scored]] = defaultdict(list)
-        for run in runs:
-            for name in run.traits.classes if run.counts and run.traits is not None else ():
-                by_class[name].append(run)
+        known = [(run, run.traits.classes) for run in runs if run.counts and run.traits is not None]
+        by_class = listed((name, run) for run, classes in known for name in classes)
         names = sorted(by_class, key=lambda name: (", " in name, name))
         # One class and its parent say what the summary says.
         return {name: _with_bands(by_class[name]) for name in names if len(by_class) > 2}
@@ -185,22 +184,12 @@ def _figures(errors: Iterable[float | None]) -> dict[str, Any]:
     }
 
 
-def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
-    by_family: defaultdict[str, list[Scored]] = defaultdict(list)
-    for run in runs:
-        by_family[run.family].append(run)
-    return by_family
-
-
 def _rankings(cases: Iterable[Scored]) -> list[dict[str, Any]]:
     """Kendall's tau-a, regret and choices of sweeps with four scored layouts or more, repeats averaged."""
-    sweeps: defaultdict[tuple[str, str], dict[str, list[Scored]]] = defaultdict(dict)
-    for case in cases:
-        if case.counts and case.sweep is not None and case.predicted_s is not None:
-            sweeps[case.family, case.sweep].setdefault(case.layout, []).append(case)
+    scored = [run for run in cases if run.counts and run.sweep is not None and run.predicted_s is not None]
     ranked = []
-    for (family, sweep), by_layout in sweeps.items():
-        layouts = list(by_layout.values())
+    for (family, sweep), alike in listed(((case.family, case.sweep), case) for case in scored).items():
+        layouts = list(listed((case.layout, case) for case in alike).values())
         count = len(layouts)
         if count < _FEWEST_LAYOUTS:
             continue
@@ -249,7 +238,7 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
     efficiency = Scored.one_constant(known)
     baseline = [replace(run, predicted_s=(run.ideal_s or 0.0) / efficiency) for run in known]
     asked = [replace(run, predicted_s=run.asked_s) for run in runs]
-    by_family = _by_family(runs)
+    by_family = listed((run.family, run) for run in runs)
     # Errors of the predicted peak memory of the fullest device, over runs that print theirs.
     peaks = _figures(
         run.peak_gib / measured_gib - 1.0
@@ -414,9 +403,7 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
 
 def _batch_predictions(case: ConvergenceCase) -> Iterator[dict[str, Any]]:
     """Each batch size predicted from all others, and the largest from those at most half as large."""
-    repeats: defaultdict[float, list[float]] = defaultdict(list)
-    for batch, mean, *_ in case.points:
-        repeats[batch or 0.0].append(mean or 0.0)
+    repeats = listed((batch or 0.0, mean or 0.0) for batch, mean, *_ in case.points)
     points = [(batch, float(np.mean(repeats[batch]))) for batch in sorted(repeats)]
     if len(points) < _MIN_BATCH_SIZES:
         return

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import InputError, Problem
+from perfsim.base.groups import listed
 from perfsim.base.text import nearest
 from perfsim.specs.hardware import SystemSpec
 
@@ -307,9 +308,7 @@ class Topology(ABC):
     @cached_property
     def links_by_ends(self) -> dict[frozenset[str], list[int]]:
         """Ids of all links, both directions, by their ends."""
-        ends: dict[frozenset[str], list[int]] = {}
-        for link in range(len(self.edges)):
-            ends.setdefault(frozenset(self.ends(link)), []).append(link)
+        ends = listed((frozenset(self.ends(link)), link) for link in range(len(self.edges)))
         # A device behind its port names the links on both sides: `swarmx/0/0-cs1` those of `cs1/port`.
         behind: dict[frozenset[str], list[int]] = {}
         for pair, links in ends.items():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
+from perfsim.base.groups import listed
 from perfsim.prediction.bands import Reached, precision_class
 from perfsim.prediction.question import Rank
 from perfsim.specs.hardware import DeviceSpec
@@ -116,16 +117,14 @@ def degrees_of(layout: ParallelLayout) -> tuple[int, ...]:
 
 def kinds_of(runs: Iterable[Reached]) -> tuple[Kind, ...]:
     """The kinds of some published runs on GPUs."""
-    alike: dict[tuple[bool, tuple[Hashable, ...]], list[Kind]] = {}
-    spans: dict[tuple[Hashable, ...], list[tuple[tuple[int, int], ...]]] = {}
+    every = []
     for run in runs:
         if run.kind == "gpu-cluster":
             machine = precision_class(run.precision), run.generation or run.constants
-            kind = Kind.of(run.experts, run.settings, run.degrees, *machine)
-            alike.setdefault(kind[:2], []).append(kind)
-            spans.setdefault(kind.spanned, []).append(kind.degrees)
+            every.append(Kind.of(run.experts, run.settings, run.degrees, *machine))
+    spans = listed((kind.spanned, kind.degrees) for kind in every)
     found = []
-    for kinds in alike.values():
+    for kinds in listed((kind[:2], kind) for kind in every).values():
         of_degrees = zip(*spans[kinds[0].spanned], strict=True)
         degrees = tuple((min(ends)[0], max(ends)[1]) for ends in of_degrees)
         found.append(kinds[0]._replace(degrees=degrees, runs=len(kinds)))

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from perfsim.base.groups import listed
 from perfsim.base.text import number
 from perfsim.base.units import DAY_S
 from perfsim.prediction.caveats import Caveat
@@ -212,11 +213,8 @@ def _further(planned: Planned) -> Iterator[str]:
 
 def _caveats(planned: Planned) -> Iterator[tuple[str, str]]:
     """Caveats above information, once by code in the words of the worst: severity, and words with rows."""
-    about: dict[str, list[tuple[int, Caveat]]] = {}
-    for place, entry in enumerate(planned.shortlist, start=1):
-        for caveat in entry.caveats:
-            if caveat.severity != "info":
-                about.setdefault(caveat.code, []).append((place, caveat))
+    placed = ((place, caveat) for place, of in enumerate(planned.shortlist, start=1) for caveat in of.caveats)
+    about = listed((caveat.code, (place, caveat)) for place, caveat in placed if caveat.severity != "info")
     worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
     for caveat in sorted(worst, key=Caveat.rank):
         numbers = ", ".join(str(place) for place, _ in worst[caveat])

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from perfsim.base.groups import listed
 from perfsim.base.text import MISSING
 from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.caveats import CODES, Concern
@@ -89,9 +90,7 @@ def _candidates_table(named: Sequence[text.Named], decision: answers.Decision) -
 
 def inputs_section(assumptions: Sequence[answers.Assumption]) -> Section:
     """All inputs with their sources; those of one topic, kind and source share a row."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for item in assumptions:
-        rows.setdefault((item.topic, item.kind, item.source), []).append(f"{item.name}: {item.value}")
+    rows = listed(((of.topic, of.kind, of.source), f"{of.name}: {of.value}") for of in assumptions)
     table = Table.of(
         ("of", "input", "kind", "source"),
         ((topic, "; ".join(inputs), *basis) for (topic, *basis), inputs in rows.items()),

@@ -12,6 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from perfsim.base.errors import InputError
+from perfsim.base.groups import listed
 from perfsim.costs.memory import MemoryUse
 from perfsim.report import draw, text
 from perfsim.report.page import Section
@@ -485,9 +486,7 @@ def _told(bar: TimelineBar) -> str:
 
 def _timeline_table(candidate: Answer) -> Table:
     """Busy seconds by lane and category, of all bars, drawn or not."""
-    busy: dict[tuple[str, str], list[TimelineBar]] = {}
-    for bar in candidate.timeline:
-        busy.setdefault((bar.lane, bar.category), []).append(bar)
+    busy = listed(((bar.lane, bar.category), bar) for bar in candidate.timeline)
     return Table.each(
         busy.items(),
         {

@@ -17,6 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.files import write_file
+from perfsim.base.groups import listed
 from perfsim.report.text import BREAK, NONE, NUMBER, Unit, esc, paragraphs, terminal_width
 
 Item = TypeVar("Item")
@@ -142,9 +143,7 @@ class Table:
 
     def by(self, name: str) -> dict[str, Table]:
         """A table for each value of the column of this name, in the order of first sight."""
-        groups: dict[str, list[Sequence[Cell]]] = {}
-        for row in self.rows:
-            groups.setdefault(str(row[self._index(name)].value), []).append(row)
+        groups = listed((str(row[self._index(name)].value), row) for row in self.rows)
         return {value: replace(self, rows=rows) for value, rows in groups.items()}
 
     def sorted(self, name: str) -> Table:

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from perfsim.base.errors import InputError, LimitError, Problem
+from perfsim.base.groups import listed
 from perfsim.base.text import did_you_mean
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
@@ -615,10 +616,8 @@ MOST_COUNTS = 4
 
 def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...]:
     """The caveats of all predictions, worst first, each code once for a system or for several that say it."""
-    groups: dict[tuple[str, str], list[tuple[Caveat, Prediction]]] = {}
-    for step in predictions:
-        for warning in step.caveats:
-            groups.setdefault((warning.code, step.system), []).append((warning, step))
+    warnings = ((warning, step) for step in predictions for warning in step.caveats)
+    groups = listed(((warning.code, step.system), (warning, step)) for warning, step in warnings)
     merged: dict[tuple[str, str], SharedCaveat] = {}
     for (code, system), said in groups.items():
         worst, _ = min(said, key=lambda pair: (pair[0].rank(), -pair[1].num_devices))

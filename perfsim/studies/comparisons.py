@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from perfsim.base.errors import InputError
+from perfsim.base.groups import listed
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.units import Seconds, number
 from perfsim.catalog import Catalog, default_catalog, parse_file
@@ -203,9 +204,7 @@ class _SpeedsSpec(Spec):
 
     def _hyperbola(self) -> tuple[float, float, str]:
         """E_min and B_crit of the runs, and the end of the sentence; InputError where they determine none."""
-        levels: dict[float, list[float]] = {}
-        for run in self.runs:
-            levels.setdefault(run.batch, []).append(run.examples)
+        levels = listed((run.batch, run.examples) for run in self.runs)
         if len(levels) < 2:
             raise InputError(
                 "runs of one batch tell nothing of statistics: give runs of at least two batches"

@@ -13,6 +13,7 @@ from sys import intern
 from typing import Any, TypeVar
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, attempt, within_floats
+from perfsim.base.groups import listed
 from perfsim.base.limits import present_limits
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.failures import compared
@@ -341,9 +342,7 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> _Swee
     if store_path.exists():
         with Store(store_path) as store:
             stored = dict(store.find(points))
-    times_s: dict[str, list[float]] = {}
-    for digest, answer in stored.items():
-        times_s.setdefault(points[digest].candidate.strategy, []).append(answer.seconds)
+    times_s = listed((points[digest].candidate.strategy, answer.seconds) for digest, answer in stored.items())
     pending = [point for digest, point in points.items() if digest not in stored]
     jobs = executor_for(jobs, most=len(pending)).size
     known_s = (times_s.get(point.candidate.strategy, [POINT_S]) for point in pending)

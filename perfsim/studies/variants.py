@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
+from perfsim.base.groups import listed
 from perfsim.base.text import number
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import EqualDevices, split_speedup
@@ -281,10 +282,8 @@ class SweepResult:
     @cached_property
     def targets(self) -> Sequence[Sequence[Series]]:
         """The series grouped by model and target; times are comparable only within a group."""
-        groups: dict[str, list[Series]] = {}
-        for member in self.series:
-            groups.setdefault(f"{member.first.study.model!r} {member.target}", []).append(member)
-        return list(groups.values())
+        ends = ((f"{member.first.study.model!r} {member.target}", member) for member in self.series)
+        return list(listed(ends).values())
 
     @cached_property
     def atlas(self) -> Atlas | None:
@@ -368,9 +367,7 @@ class SweepResult:
         first = self.points[0] if self.variants else None
         if first is None or all(point.study.model == first.study.model for point in self.points):
             return {}
-        machines: dict[tuple[str, str, int], list[PointResult]] = {}
-        for point in self.feasible:
-            machines.setdefault((point.system, point.strategy, point.num_devices), []).append(point)
+        machines = listed(((one.system, one.strategy, one.num_devices), one) for one in self.feasible)
         steps: dict[str, list[Change]] = {}
         for members in machines.values():
             if len({point.variant for point in members}) == len(members) > 1:
@@ -394,9 +391,7 @@ class SweepResult:
             reasons = self.points[0].reasons if self.points else ("the grid is empty",)
             return [f"No point of the grid has a feasible plan: {'; '.join(reasons)}."]
         if self.variants:
-            machines: dict[str, list[PointResult]] = {}
-            for point in self.feasible:
-                machines.setdefault(point.machine, []).append(point)
+            machines = listed((point.machine, point) for point in self.feasible)
             effects = [scaling.sentence for scaling in self.scalings]
             effects = effects or [_changed(name, group) for name, group in self.changes.items()]
             effects = effects or [_times(machine, points) for machine, points in machines.items()]
