@@ -48,11 +48,10 @@ def simulate(
     the limits in force.
     """
     _check_length(graph, duration_s)
-    carried = np.zeros(0) if capacities is None else np.asarray(capacities, dtype=np.float64)
-    asked = {} if flows is None or capacities is None else flows
+    carried = np.zeros(0) if capacities is None else capacities
     limits = present_limits()
     limits.begin(len(graph))
-    tables = Tables.of(graph, duration_s, asked, carried, beside)
+    tables = Tables.of(graph, duration_s, flows or {}, carried, beside)
     chosen: Engine
     if not _is_compiled():
         chosen = "simpy"

@@ -14,14 +14,11 @@ from perfsim.base.limits import present_limits
 from perfsim.proof.program import Precedence, task_name
 from perfsim.proof.prove import Subject, described
 from perfsim.strategies import Plan
-from perfsim.strategies.three_d.data import LOCAL_NORM
+from perfsim.strategies.three_d.data import LOCAL_NORM, WAIT
 from perfsim.work import Kind, RankGroup, Task, Work
 
 # Single faults injected into a correct graph, which a proof must detect. Dependencies that others imply are
 # left in place, because their removal changes nothing.
-
-IDLE = "wait"
-"""The operation that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ def _skipped_gradients(subject: Subject) -> _Wrong:
         computes = op.endswith(".wgrad") or op == "embedding.backward"
         norms = task.work.name == LOCAL_NORM.name and clips
         if reduces or computes or op.startswith("reduce") or norms:
-            yield _with_work(subject, task, "does nothing", op=IDLE, kind=Kind.COMP, group=None)
+            yield _with_work(subject, task, "does nothing", op=WAIT.op, kind=Kind.COMP, group=None)
 
 
 def _wrong_notes(subject: Subject) -> _Wrong:
