@@ -29,10 +29,8 @@ class _Kept(FunctionCache):
 
 
 def compiled(function: F, *, allocates: bool = True) -> F:
-    """The same function in machine code, compiled at its first call unless it is kept on disk.
-
-    One that allocates nothing need not count references to arrays, which may take longer than all else.
-    """
+    """The same function in machine code, compiled at its first call unless it is kept on disk."""
+    # Without allocations references to arrays need no count, which may take longer than all else.
     counts: dict[str, Any] = {} if allocates else {"_nrt": False}
     dispatcher = njit(**counts)(function)
     dispatcher._cache = _Kept(function)  # type: ignore[no-untyped-call]  # noqa: SLF001 (as `cache=True` does)

@@ -164,16 +164,13 @@ class PlanError(PerfsimError):
 
 
 class MemoryCapacityError(PlanError):
-    """A legal layout that does not fit in memory; `ratio` is bytes needed over bytes available.
-
-    `advise` searches for a layout that fits. It runs when the message is read, since a planner raises
-    thousands of these errors and shows few.
-    """
+    """A legal layout that does not fit in memory; `ratio` is bytes needed over bytes available."""
 
     def __init__(self, ratio: float, reason: str, advise: Callable[[], str] | None = None) -> None:
         self.ratio = ratio
         self.reason = reason
         """What does not fit, without the nearest change that does."""
+        # It searches for a layout that fits, when the message is read: of thousands few are shown.
         self._advise = advise
         super().__init__(reason)
 
@@ -218,16 +215,14 @@ def attempt(answer: Callable[[], Answer]) -> Answer | PerfsimError:
 
 
 def within_floats(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-    """A function that raises PerfsimError where its arithmetic overflows or has no result.
-
-    NumPy would warn and continue with infinity, with NaN or with an arbitrary integer.
-    """
+    """A function that raises PerfsimError where its arithmetic overflows or has no result."""
 
     @wraps(function)
     def checked(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
         import numpy as np
 
         try:
+            # NumPy would warn and continue with infinity, with NaN or with an arbitrary integer.
             with np.errstate(over="raise", divide="raise", invalid="raise"):
                 return function(*args, **kwargs)
         except ArithmeticError as error:

@@ -16,22 +16,19 @@ _NUMBERS = count()
 
 
 def write_file(path: Path, content: str | bytes | Iterable[str]) -> Path:
-    """Write a file at once, text (also in parts) as UTF-8; makes the folder where it is missing.
-
-    A regular file is replaced by a rename, so that an interruption leaves the old content. A symbolic link
-    stays one (its target is written), and a device or a pipe is written to. Raises OSError.
-    """
+    """Write a file at once, text (also in parts) as UTF-8, with its folder. Raises OSError."""
     if isinstance(content, bytes):
         parts: Iterable[bytes] = [content]
     else:
         parts = (part.encode("utf-8") for part in ([content] if isinstance(content, str) else content))
     target = path.resolve() if path.is_symlink() else path
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists() and not target.is_file():
+    if target.exists() and not target.is_file():  # a device or a pipe
         _write_parts(target, parts)
         return path
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    # By a rename at the end, so that an interruption leaves the old content.
     partial = target.parent / f".perfsim-{os.getpid()}-{next(_NUMBERS)}.partial"
     try:
         _write_parts(partial, parts)

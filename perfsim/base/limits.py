@@ -98,13 +98,10 @@ def limited(limits: Limits) -> Iterator[Limits]:
 
 
 def start_worker(interrupted: signal.Handlers = signal.SIG_IGN) -> None:
-    """What a process of a pool does first: leave Ctrl-C to its parent, and end when the parent is killed.
-
-    With `signal.SIG_DFL` it ends at Ctrl-C, where nobody needs what it has begun.
-    """
+    """What a process of a pool does first: leave Ctrl-C to its parent, and end when the parent is killed."""
     from multiprocessing import parent_process
 
-    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGINT, interrupted)  # SIG_DFL ends it, where nobody needs what it has begun
     parent = parent_process()
     if parent is None:
         return

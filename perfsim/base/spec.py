@@ -61,11 +61,9 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 class Spec(BaseModel):
-    """A frozen description; unknown keys are errors, and every leaf has a source or an assumption.
+    """A frozen description; unknown keys are errors, and every leaf has a source or an assumption."""
 
-    Validators are built at first use (`defer_build`): a command needs few of the descriptions.
-    """
-
+    # Validators are built at first use (`defer_build`): a command needs few of the descriptions.
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
     moved: ClassVar[Mapping[str, str]] = {}
     """Fields that a description of this kind had once, with what to write today."""

@@ -39,13 +39,10 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def _alike(word: str, names: Iterable[str]) -> list[str]:
-    """The names most like `word`, of which there are several only where they have it as a part.
-
-    Case does not count, nor which sign separates parts. The shortest name that begins with the word comes
-    first, then those that have it as a part, then the one with most letters in common.
-    """
+    """The names most like `word`, of which there are several only where they have it as a part."""
     folded = {_folded(name): name for name in names if abs(len(name) - len(word)) <= _MOST_DIFFERENT}
     wanted = _folded(word)
+    # The shortest name that begins with it, else those that have it as a part, else the most alike.
     if len(wanted) >= _LEAST_PART and wanted not in folded:
         holding = sorted((name for name in folded if f"-{wanted}-" in f"-{name}-"), key=len)
         if near := [name for name in holding if name.startswith(wanted)][:1] or holding[:_MOST_ALIKE]:
@@ -55,6 +52,7 @@ def _alike(word: str, names: Iterable[str]) -> list[str]:
 
 
 def _folded(name: str) -> str:
+    """The name without case, and with one sign between its parts."""
     return re.sub(r"[\W_]+", "-", name.casefold())
 
 

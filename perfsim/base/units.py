@@ -32,7 +32,6 @@ _POWERS = {prefix: power for power, prefix in _PREFIXES.items()} | {"K": 3, "µ"
 """Of ten, by prefix; kilo and micro have several spellings."""
 _BINARY_POWERS = {prefix: power for power, prefix in _BINARY_PREFIXES.items()}
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-_MOST_SHOWN = 60
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*", re.DOTALL)
 
 
@@ -106,16 +105,14 @@ def accepted_units(dimension: Dimension) -> list[str]:
 
 
 def quantity_pattern(dimension: Dimension) -> str:
-    """JSON Schema's regular expression for what `parse_quantity` accepts: never a bare number.
-
-    A number with an exponent takes a unit without prefix: `1e9 B`, not `1e3 MB`.
-    """
+    """JSON Schema's regular expression for what `parse_quantity` accepts: never a bare number."""
     units = _UNITS[dimension]
     plain = r"(?:\d+\.?\d*|\.\d+)"
     exponent = r"[eE][-+]?\d+"
     # A prefix may have several spellings.
     prefixed = (re.sub("^k", "[kK]", re.sub("^u", "[uµμ]", name)) for name in accepted_units(dimension))
     units_with_prefix = "|".join(prefixed)
+    # A number with an exponent takes a unit without prefix: `1e9 B`, not `1e3 MB`.
     without_prefix = "|".join(re.escape(name) for name in (*units.symbols, *units.unprefixed))
     return rf"^\s*\+?{plain}(?:\s*(?:{units_with_prefix})|{exponent}\s*(?:{without_prefix}))\s*$"
 
@@ -321,20 +318,18 @@ def refusal(message: str, help_text: str = "") -> PydanticCustomError:
 
 
 def number(least: float, most: float) -> tuple[Any, BeforeValidator]:
-    """Annotations of an int or float field without a unit, from `least` to `most`.
-
-    Text is refused, but for a number as the command line passes it; in YAML a number has no quotes.
-    """
+    """Annotations of an int or float field without a unit, from `least` to `most`."""
     return Field(ge=least, le=most), BeforeValidator(_number)
 
 
 def _number(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, str):
         return value
+    # The command line passes numbers as text; in YAML a number has no quotes.
     is_number = re.fullmatch(_NUMBER, value.strip())
     if is_number and not info.context:
         return int(value) if value.isdigit() else float(value)
-    message = f"`{value[:_MOST_SHOWN]}` is text, a number is expected"
+    message = f"`{value[:60]}` is text, a number is expected"
     help_text = f"write it without quotes: {value.strip()}" if is_number else ""
     raise refusal(message, help_text)
 

@@ -71,11 +71,7 @@ class Catalog:
         return [root / reader.KINDS[kind].folder for root in self.roots]
 
     def find(self, kind: str, name_or_path: str, near: Path | None = None) -> Path:
-        """The file of a name; a path (with a separator or ending in .yaml) is taken as it is.
-
-        A relative path is looked up in the folder `near` first. Raises CatalogError with the nearest
-        name for an unknown one.
-        """
+        """The file of a name, or of a path, looked up in `near` first; CatalogError has the nearest name."""
         folders = self._folders(kind)
         if not _is_path(name_or_path):
             files = (folder / f"{name_or_path}.yaml" for folder in folders)
@@ -217,6 +213,7 @@ def _catalog_for(_path_variable: str) -> Catalog:
 
 
 def _is_path(name_or_path: str) -> bool:
+    """Whether it has a separator, or ends as a file of YAML."""
     return "/" in name_or_path or os.sep in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 

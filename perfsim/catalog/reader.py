@@ -428,11 +428,7 @@ class LocatedMapping:
         raise CatalogError(in_order([*self.problems, problem]))
 
     def build(self, classes: Sequence[type[SpecT]], catalog: Catalog, default_name: str) -> SpecT:
-        """The description; its `kind` chooses among `classes`.
-
-        A description without a name takes `default_name`, a GPU or a link of a node without a calibration
-        the nearest one. Raises CatalogError with every problem.
-        """
+        """The description, of the class that its `kind` chooses; CatalogError has every problem."""
         model = self.chosen(classes)
         resolver = _Resolver(catalog, self.path)
         data = resolver.data(self.node, members(model))
@@ -467,10 +463,8 @@ def in_order(problems: list[Problem]) -> list[Problem]:
 
 
 def _types_at(model: type[BaseModel], path: str) -> Sequence[Any]:
-    """The types of values at a dotted path; CatalogError where it leads nowhere.
-
-    It goes along the types, which know every field; the data stops where an optional part is None.
-    """
+    """The types of values at a dotted path; CatalogError where it leads nowhere."""
+    # The types know every field; the data stops where an optional part is None.
     accepted: Sequence[Any] = members(model)
     for part in path.split("."):
         records = [cls for cls in accepted if is_record(cls)]

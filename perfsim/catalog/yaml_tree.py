@@ -34,11 +34,7 @@ _MAX_DIGITS = 400
 
 
 def resolve_plain(text: str) -> Scalar:
-    """Turn an unquoted scalar into None, bool, int, float or str.
-
-    Raises InputError with one problem for a number with a leading zero (8 in YAML 1.1, 10 in YAML 1.2), for
-    one that is not finite, and for one of absurd length.
-    """
+    """Turn an unquoted scalar into None, bool, int, float or str; InputError for numbers that are refused."""
     if text in _NULLS:
         return None
     if text in _BOOLEANS:
@@ -49,7 +45,7 @@ def resolve_plain(text: str) -> Scalar:
         return int(text, 0)
     if not _FLOAT.fullmatch(text) and not _NOT_FINITE.fullmatch(text):
         return text
-    if _LEADING_ZERO.match(text):
+    if _LEADING_ZERO.match(text):  # 010 is 8 in YAML 1.1, and 10 in YAML 1.2
         meant = re.sub(r"^([-+]?)0+(?=[0-9])", r"\1", text)
         message = f"{text} begins with a zero: some readers take it for an octal number"
         help_text = f'write {meant} for the number, "{text}" in quotes for the text'

@@ -55,11 +55,7 @@ def _calibrate() -> None:
 
 
 def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., Sequence[Calibration]]], Any]:
-    """A part of `calibrate`, named as its function, which gets its options except --out and returns fits.
-
-    With `folder`, --out is one, for a file of each fit. Measurements from which constants follow that no
-    hardware has are refused.
-    """
+    """A part of `calibrate`, named as its function, which gets its options except --out and returns fits."""
 
     def made(function: Callable[..., Sequence[Calibration]]) -> Any:
         @wraps(function)
@@ -83,6 +79,7 @@ def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., S
                     f"no hardware has the constants that fit these measurements: {wrong}"
                 ) from None
 
+        # With `folder`, --out is one, for a file of each fit.
         option = options.path("--out", _FOLDER, check_folder) if folder else options.path("--out", _FILE)
         return _calibrate.command(function.__name__.strip("_"), short_help=short_help)(option(fitted))
 

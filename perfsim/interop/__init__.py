@@ -39,11 +39,7 @@ def tool_named(name: str) -> ToolTable:
 
 
 def emit(name: str, chosen: Chosen) -> str:
-    """The text that runs a plan with a tool.
-
-    Raises InputError for an unknown tool or a plan that it cannot run; this is a LayoutError where the tool
-    runs such machines, so that another layout may do.
-    """
+    """The text that runs a plan with a tool; InputError for an unknown tool, and as of `Tool.emit`."""
     if name in TRAINERS and name not in WRITTEN:
         title = TRAINERS[cast(Tool, name)].title
         raise InputError(f"no files of {title} are written yet; written are {', '.join(WRITTEN)}")

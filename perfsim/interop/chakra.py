@@ -100,10 +100,7 @@ def _messages() -> dict[str, Any]:
 
 
 SUFFIX = ".et"
-SCHEMA_VERSION = "0.0.4"
 MICROSECONDS = 1e6
-VERSION_FIELD = 0x0A
-"""First byte of the metadata: field 1, a text."""
 MOST_MESSAGE = 1 << 26
 """Bytes of one message; a longer one is no trace."""
 
@@ -188,17 +185,12 @@ class ExecutionTrace:
         except (OSError, ValueError):
             return False
         text = bytes(version[:size]).replace(b".", b"")
-        return length < 0x80 and kind == VERSION_FIELD and size <= length - 2 and text.isalnum()
+        # The metadata begin with field 1, a text.
+        return length < 0x80 and kind == 0x0A and size <= length - 2 and text.isalnum()
 
     @classmethod
     def write(cls, trace: Trace, path: Path) -> list[Path]:
-        """Write `<path without .et>.<rank>.et` for the first rank of each class; returns the files.
-
-        The attribute `ranks` of the metadata is how many ranks a file stands for. A collective is a node of
-        every rank of its group, and devices that all ranks share (MemoryX) are part of each trace. Where a
-        task reads what another rank computes, a send there and a receive here stand between. Raises
-        PerfsimError without protobuf.
-        """
+        """Write `<path without .et>.<rank>.et` for the first rank of each class; returns the files."""
         graph = trace.graph
         owners = [_ranks(stream) for stream in graph.streams]
         groups = [
@@ -206,6 +198,7 @@ class ExecutionTrace:
         ]
         inside: dict[int, NDArray[np.bool_]] = {}
         for rank in sorted({rank for of_stream in owners for rank in of_stream}):
+            # Devices that all ranks share (MemoryX) are in each trace, a collective in those of its group.
             on_stream = np.array([not mine or rank in mine for mine in owners])
             joint = np.array([rank in group for group in groups])
             inside[rank] = on_stream[graph.stream] | joint[graph.work]
@@ -213,17 +206,15 @@ class ExecutionTrace:
         for rank in inside:
             number = next(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
             attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
-            metadata = _messages()["GlobalMetadata"](version=SCHEMA_VERSION, attr=_attributes(attributes))
+            metadata = _messages()["GlobalMetadata"](version="0.0.4", attr=_attributes(attributes))
             messages = [metadata, *(node.message() for node in _nodes(trace, rank, inside))]
             file = path.parent / f"{path.name.removesuffix(SUFFIX)}.{rank}{SUFFIX}"
             written.append(write_file(file, b"".join(map(_delimited, messages))))
         return written
 
     def summary(self) -> dict[str, Any]:
-        """Counts by type, and sums of FLOPs, bytes and seconds.
-
-        The critical path is the time from the first node to the last if only dependencies delay one.
-        """
+        """Counts by type, and sums of FLOPs, bytes and seconds."""
+        # The critical path lasts from the first node to the last if only dependencies delay one.
         ends_s: dict[int, float] = {}
         for node in self.nodes:
             ready_s = max((ends_s.get(other, 0.0) for other in (*node.after, *node.reads)), default=0.0)
@@ -254,7 +245,10 @@ def _ranks(stream: str) -> tuple[int, ...]:
 
 
 def _nodes(trace: Trace, rank: int, inside: Mapping[int, NDArray[np.bool_]]) -> Iterator[Node]:
-    """The nodes of a rank, each after those that it waits for."""
+    """The nodes of a rank, each after those that it waits for.
+
+    Where a task reads what another rank computes, a send there and a receive here stand between.
+    """
     graph = trace.graph
     mine = inside[rank]
     previous = graph.stream_predecessor.tolist()

@@ -26,7 +26,6 @@ from perfsim.engine.trace import Span, Trace
 from perfsim.work import WHOLE_DEVICE, Kind
 from perfsim.work.graph import block_name
 
-GIGA = 1e9
 NANOSECONDS = 1e9
 PLACED = ("weights", "gradients", "parameters", "norm")
 """Tensors of the graph that are no activations: they have their place for the whole step."""
@@ -140,10 +139,7 @@ class _Events:
             yield {**end, "ts": int(self.start_ns[reader]) / 1e3}
 
     def _memory(self) -> Iterator[Event]:
-        """Activations of each device, from the start of their task to the end of the last that reads them.
-
-        What is sent lies on the device of its first reader.
-        """
+        """Activations of each device, from the start of their task to the end of the last that reads them."""
         graph = self.graph
         writer = graph.writer.astype(np.int64)
         sizes = [[(t.name not in PLACED) * t.n_bytes for t in work.writes] for work in graph.works]
@@ -153,6 +149,7 @@ class _Events:
         freed_ns = self.end_ns[writer].copy()
         np.maximum.at(freed_ns, reads, self.end_ns[readers])
         device = self.pids[graph.stream[writer]].copy()
+        # What is sent lies on the device of its first reader.
         sends = np.array([work.kind is Kind.COMM_SEND for work in graph.works])[graph.work[writer]]
         tensors, first = np.unique(reads, return_index=True)
         there = np.full(graph.num_tensors, -1)
@@ -162,7 +159,7 @@ class _Events:
             mine = np.flatnonzero((device == number) & (n_bytes > 0))
             if len(mine):
                 lives = self.start_ns[writer[mine]], freed_ns[mine]
-                yield from _counter(number, "activations in memory", "GB", *lives, n_bytes[mine] / GIGA)
+                yield from _counter(number, "activations in memory", "GB", *lives, n_bytes[mine] / 1e9)
 
     def _links(self) -> Iterator[Event]:
         """Bytes of each communication over its duration, by the stream that carries it."""
@@ -219,11 +216,7 @@ class StepTrace:
         return (self.run.span(task) for task in range(len(self.run.graph)))
 
     def save(self, path: str | Path) -> Path:
-        """Write it for Perfetto and chrome://tracing; gzipped where the name ends in .gz.
-
-        The same trace gives the same bytes. A name that ends in .et gives Chakra execution traces, one file
-        for each class of ranks.
-        """
+        """Write it for Perfetto, gzipped where the name ends in .gz, or in Chakra's format where in .et."""
         with writing(path) as file:
             if file.suffix == ".et":
                 from perfsim.interop.chakra import ExecutionTrace
@@ -235,5 +228,5 @@ class StepTrace:
             about = encode({"simulated": None if simulated is None else simulated._asdict()})
             data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()
             if file.suffix == ".gz":
-                data = gzip.compress(data, compresslevel=5, mtime=0)
+                data = gzip.compress(data, compresslevel=5, mtime=0)  # the same bytes on every day
             return write_file(file, data)

@@ -536,10 +536,7 @@ def _divided(settings: Settings, layout: ParallelLayout, layers: int) -> Paralle
 
 
 def _end_stages(settings: Settings, layers: int, layout: ParallelLayout) -> tuple[int, ...]:
-    """Layers of each virtual stage where the first or last rank has another number of them; else empty.
-
-    Either their layers are given, or embedding and loss count as a layer each.
-    """
+    """Layers of each virtual stage where the first or last rank has another number of them; else empty."""
     pipeline = layout.pipeline
     virtual = layout.virtual_pipeline
     keys = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
@@ -547,7 +544,7 @@ def _end_stages(settings: Settings, layers: int, layout: ParallelLayout) -> tupl
     counted = [settings.flag(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
     if pipeline == 1 or not (first or last or any(counted)):
         return ()
-    if any(counted):
+    if any(counted):  # embedding and loss count as a layer each
         per_stage, rest = divmod(layers + sum(counted), layout.num_stages)
         counts = [per_stage] * layout.num_stages
         counts[0] -= counted[0]
@@ -590,10 +587,7 @@ FEWEST = 3
 
 
 def _steps(text: str, parts: int = 1) -> tuple[Step, ...]:
-    """The median step of each batch size, in the order of the log, without the first line.
-
-    With `parts` each batch size is divided into so many intervals of equal length, in the order of time.
-    """
+    """The median step of each batch size, or of so many parts of its lines, in the order of the log."""
     by_batch: dict[int, list[float]] = defaultdict(list)
     for match in ELAPSED.finditer(text):
         batch = BATCH.search(match[0])

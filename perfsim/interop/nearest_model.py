@@ -90,17 +90,14 @@ class Nearest:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Nearest:
-        """The nearest model to one with these fields of `TransformerConfig` and of `Beyond`.
-
-        `bias` is whether the MLP has biases, and `attention_bias` whether queries, keys and values have.
-        """
+        """The nearest model to one with these fields of `TransformerConfig` and of `Beyond`."""
         beyond = Beyond(**{name.name: given[name.name] for name in fields(Beyond) if name.name in given})
         model = {name: value for name, value in given.items() if name in _KNOWN}
         model |= {name: value for name, value in _USUAL.items() if name not in model}
         layers, hidden, heads = (model[name] for name in ("num_layers", "hidden_size", "num_attention_heads"))
         width = model["head_dim"] or hidden // heads
         groups = model["num_query_groups"] or heads
-        mlp_bias = model["bias"]
+        mlp_bias = model["bias"]  # the attention's bias is that of queries, keys and values
         qkv_bias = mlp_bias if model["attention_bias"] is None else model["attention_bias"]
         latent = model["latent_attention"]
         experts = model["experts"] if any(beyond.expert_layers) else None

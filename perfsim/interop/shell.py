@@ -243,19 +243,17 @@ def _words(text: str) -> Iterator[_Word | str]:
 
 
 def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, str]]:
-    """The flags of the command that has the flag `needed`, by name with underscores, and the variables.
-
-    A flag without a value is True. Where no command has it, the flags of all variables are taken, so that a
-    file of argument arrays can be read. Lines that begin with a flag count as one command.
-    """
+    """The flags of the command that has the flag `needed`, by name with underscores, and the variables."""
     script = _Script().run(text)
     variables = {name: " ".join(value) for name, value in script.variables.items()}
     commands = [command for command in script.commands if command and not command[0].startswith("--")]
+    # Lines that begin with a flag count as one command.
     bare = [command for command in script.commands if command and command[0].startswith("--")]
     commands.append([word for command in bare for word in command])
     has_it = (
         words for words in commands if needed in [word.split("=")[0].replace("_", "-") for word in words]
     )
+    # Where no command has it, as in a file of argument arrays, the flags of all variables are taken.
     words = next(has_it, " ".join(variables.values()).split())
     flags: dict[str, str | bool] = {}
     for word, following in pairwise([*words, "--"]):

@@ -34,7 +34,6 @@ MOST_CHARACTERS = 4_000_000
 MOST_DEPTH = 60
 MOST_KEYS = 100_000
 """Of a file with its aliases written out."""
-MOST_EXCERPT = 160
 Syntax = Literal["json", "yaml", "toml", "text"]
 
 
@@ -62,7 +61,7 @@ class Source:
     def problem(self, message: str, help_text: str = "", line: int = 0) -> Problem:
         """A problem at a line, which counts from 1; 0 for the file as a whole, that is its first line."""
         (excerpt,) = self.text.split("\n")[max(line, 1) - 1 : line] or [""]
-        return Problem(message, str(self.path), line or 1, 0, excerpt[:MOST_EXCERPT], help_text)
+        return Problem(message, str(self.path), line or 1, 0, excerpt[:160], help_text)
 
     def refuse(self, message: str, help_text: str = "", line: int = 0) -> NoReturn:
         """Raise InputError with one problem of this file."""
@@ -80,11 +79,7 @@ class Source:
         return self.text.count("\n", 0, start) + 1
 
     def parsed(self, syntax: Syntax) -> Any:
-        """The document of a file in a syntax. Raises InputError for one that is malformed, at its line.
-
-        So are infinite numbers in JSON, and deep nesting. YAML may have other tools' tags, anchors and
-        repeated keys, but not several documents.
-        """
+        """The document of a file in a syntax. Raises InputError for one that is malformed, at its line."""
         if syntax == "text":
             return self.text
         if len(self.text) > MOST_CHARACTERS:
@@ -94,6 +89,7 @@ class Source:
                 return json.loads(self.text, parse_constant=self._not_finite)
             if syntax == "toml":
                 return tomllib.loads(self.text)
+            # It may have tags of other tools, anchors and repeated keys, but not several documents.
             return yaml.load(self.text, Loader=_Loader)  # noqa: S506  # a SafeLoader without objects
         except RecursionError:
             self.refuse("nested too deeply")

@@ -263,10 +263,7 @@ class Row:
     def optimizer(
         cls, tool: str, keys: str, *, default: str = "adam", word: Callable[[Settings], str] | None = None
     ) -> Row:
-        """The row of the optimizer; `word` finds its name where it is no value of a key.
-
-        One that the tool has not is refused, and a foreign name that is none of ours is a gap.
-        """
+        """The row of the optimizer; `word` finds its name where it is no value of a key."""
         names = {ours: name for ours, row in OPTIMIZERS.items() if (name := getattr(row, tool)) is not None}
 
         def read(settings: Settings) -> str:
@@ -280,10 +277,7 @@ class Row:
 
     @classmethod
     def grad_bucket(cls, keys: str, *, size: int | None = None) -> Row:
-        """The row of a bucket of gradients, which tools count in elements of the precision that is reduced.
-
-        A tool whose files do not tell this precision has elements of `size` bytes.
-        """
+        """The row of a bucket of gradients in elements of the reduced precision, or of `size` bytes each."""
 
         def write(chosen: Chosen) -> int | None:
             bucket_bytes = chosen.job.runtime.grad_bucket
@@ -336,15 +330,13 @@ def qk_norm(key: str, write: Write | None = None) -> Row:
 
 
 def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
-    """The row of the number of experts, of which 0 and 1 are none, and rows of models that have some.
-
-    Experts are as wide as the MLP of other layers where no row says otherwise.
-    """
+    """The row of the number of experts, of which 0 and 1 are none, and rows of models that have some."""
 
     def read(settings: Settings) -> int | None:
         count = settings.integer(*keys.split(), least=0, most=MOST_WIDTH)
         return count if count and count > 1 else None
 
+    # Experts are as wide as the MLP of other layers where no row says otherwise.
     usual = Row("model.experts.ffn_hidden_size", read=lambda s: s.ours.get("model.ffn_hidden_size"))
     number = Row.same("model.experts.num_experts", keys, read=read)
     return number, *when(lambda s: s.ours.get(number.field), usual, *rows)
@@ -425,11 +417,7 @@ class Tool:
     """Begins a line of comment."""
 
     def emit(self, chosen: Chosen, name: ToolName) -> str:
-        """The settings that run a plan. Raises InputError for a plan that it cannot run.
-
-        LayoutError is for a layout of the right kind, so that another one may do. `name` is the tool's in
-        the table of what tools run.
-        """
+        """The settings that run a plan; InputError, or LayoutError where another layout may do."""
         if self.runs is None or not isinstance(chosen.layout, self.runs):
             machines = f"on {'GPUs' if self.runs is ParallelLayout else 'wafers'}"
             message = f"{self.title} trains {machines}; {chosen.system.name} is a {chosen.system.kind}"

@@ -289,12 +289,10 @@ _STAGES = re.compile(r"[EtL|()*\d\s]+")
 
 
 def settings(text: str) -> Iterator[tuple[str, str, str]]:
-    """The text, long name and value of each setting.
-
-    Commas may also stand inside the stages of `pipeline_layout`, where Megatron-Core ignores them.
-    """
+    """The text, long name and value of each setting."""
     parts: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
+        # Commas may stand inside the stages of `pipeline_layout`, where Megatron-Core ignores them.
         if parts and _STAGES.fullmatch(part) and _long_name(parts[-1]) == "layers_per_stage":
             parts[-1] += part
         else:
@@ -309,10 +307,7 @@ def _long_name(item: str) -> str:
 
 
 def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
-    """The layout fields that a text sets; LayoutError lists all problems.
-
-    `layers_per_stage` is written 11-11-11-11, or in Megatron-Core's notation Et*11|(t*11|)*2t*11L.
-    """
+    """The layout fields that a text sets; LayoutError lists all problems."""
     problems: list[Problem] = []
     given: dict[str, Any] = {}
     said: dict[str, str] = {}
@@ -379,7 +374,7 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
     if kind in (int, int | None):
         default = defaults[name]
         return _whole_number(value, least=1 if default is None else min(1, default))
-    if not re.search("[a-zA-Z|]", value):
+    if not re.search("[a-zA-Z|]", value):  # 11-11-11-11 instead of Et*11|(t*11|)*2t*11L
         return tuple(_whole_number(part, least=0) for part in value.split("-"))
     try:
         return layers_of_stages(value)

@@ -233,10 +233,7 @@ PLAIN = LayerKind()
 
 @lru_cache(maxsize=256)
 def layer_kinds(model: TransformerConfig) -> tuple[LayerKind, ...]:
-    """The kind of every layer in the order of the forward pass, then of the layers of multi-token prediction.
-
-    A model without experts, windows and multi-token prediction has `num_layers` layers of `PLAIN`.
-    """
+    """The kind of every layer in the order of the forward pass, then of those of multi-token prediction."""
     experts = model.experts
     pattern = model.sliding_window_pattern
     kinds = [
