@@ -24,7 +24,6 @@ from perfsim.base.units import Dimension, quantity_pattern
 from perfsim.catalog.reader import is_named, is_record, kind_of, kinds_of, known_fields, members
 from perfsim.specs.hardware import SystemSpec
 
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
 EXTENDS = {
     "type": "string",
     "description": "Name or path of another of this kind; what is written here replaces its values.",
@@ -62,7 +61,7 @@ def yaml_schema(kind: str, classes: Sequence[type[BaseModel]]) -> Schema:
             ],
         }
     top = {
-        "$schema": DRAFT,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"perfsim {kind}",
         "type": "object",
         "if": {"required": ["extends"]},

@@ -30,7 +30,6 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _LONG_NUMBER = re.compile(rf"(?:{_OTHER_BASE.pattern}|{_FLOAT.pattern})$")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
-_MAX_DIGITS = 400
 
 
 def resolve_plain(text: str) -> Scalar:
@@ -39,7 +38,7 @@ def resolve_plain(text: str) -> Scalar:
         return None
     if text in _BOOLEANS:
         return _BOOLEANS[text]
-    if len(text) > _MAX_DIGITS and _LONG_NUMBER.match(text):
+    if len(text) > 400 and _LONG_NUMBER.match(text):
         raise InputError(f"a number of {len(text)} characters")
     if _OTHER_BASE.fullmatch(text):
         return int(text, 0)
@@ -64,7 +63,6 @@ except ImportError:  # PyYAML was built without libyaml
 
 _MAX_DEPTH = 60
 _TOO_DEEP = f"nested more than {_MAX_DEPTH} levels deep"
-_MAX_EXCERPT = 160
 _QUOTED = {"'", '"', "|", ">"}
 
 
@@ -219,7 +217,7 @@ class _Builder:
     problems: list[Problem] = field(default_factory=list)
 
     def mark(self, position: Any) -> Mark:
-        excerpt = self.lines[position.line][:_MAX_EXCERPT] if position.line < len(self.lines) else ""
+        excerpt = self.lines[position.line][:160] if position.line < len(self.lines) else ""
         return Mark(self.file, position.line + 1, position.column + 1, excerpt)
 
     def document(self) -> Node:

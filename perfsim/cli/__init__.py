@@ -19,7 +19,6 @@ from perfsim.cli.options import VERBS
 from perfsim.cli.output import write_error
 from perfsim.prediction.question import Asked
 
-_INTERRUPTED = 130
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # Matrices here are small: more BLAS threads only compete, and they change the last bits of results.
     os.environ.setdefault(_variable, "1")
@@ -84,7 +83,7 @@ class _Refusing(click.Group):
         try:
             super().main(*args, **{**kwargs, "standalone_mode": False})
         except (click.exceptions.Abort, KeyboardInterrupt):
-            _refuse("interrupted before the end", _INTERRUPTED)
+            _refuse("interrupted before the end", 130)
         except click.ClickException as error:
             said = io.StringIO()
             helpful = _helpful(error)

@@ -30,8 +30,6 @@ BASE_RUNTIME = "megatron_2021"
 """The runtime of the catalogue that an imported one extends."""
 SHOWN_KEYS = 24
 """Keys that were not used and stand in the text; JSON has all of them."""
-USUAL_NAMES = ("config", "params", "model", "train", "config.json")
-"""Names of files that tell nothing; the folder's name is taken."""
 IN_CASE = {
     "layout in parallel": "tensor pipeline data virtual_pipeline sequence_parallel zero_stage schedule "
     "layers_per_stage shard_group context=context_parallel context_exchange=context_comm "
@@ -252,7 +250,7 @@ def _name(reading: Reading) -> str:
     """The name of the imported description, from the file: one safe path component."""
     path = reading.settings.source.path
     stem = re.sub(r"[-_.]?config$", "", path.name.split(".json")[0].removesuffix(path.suffix))
-    if not stem or stem.casefold() in USUAL_NAMES:
+    if stem.casefold() in ("", "config", "params", "model", "train", "config.json"):  # they tell nothing
         stem = path.resolve().parent.name
     words = (re.sub(r"[^A-Za-z0-9._-]+", "_", name) for name in (reading.name, stem))
     return next(filter(None, (word[:64].strip("._-") for word in words)), "imported")

@@ -50,8 +50,6 @@ VOCABULARIES = {
     **dict.fromkeys(("llama-3", "llama3"), 128256),
 }
 """Vocabularies by the name of the tokenizer or of its file."""
-RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
-"""The comment of the emitted flags that says how many ranks they are for."""
 BACKENDS = {"flash": "flash", "standard": "unfused"}
 BACKENDS_READ = dict.fromkeys(("flash", "fused", "auto"), "flash") | dict.fromkeys(
     ("unfused", "local"), "standard"
@@ -480,7 +478,7 @@ def _world_size(settings: Settings, variables: Mapping[str, str], text: str) -> 
     """Number of ranks: of the dump, of torchrun's flags, of Slurm's, or of the usual variables."""
     if (world := settings.integer("world_size", most=MOST_DEVICES)) is not None:
         return world
-    if in_all := RANKS_IN_ALL.search(text):
+    if in_all := re.search(r"torchrun with (\d{1,6}) ranks in all", text):  # a comment of emitted flags
         return int(in_all[1])
     settings.ignore("master_addr", "master_port", "node_rank", "rdzv_id", "rdzv_backend", "rdzv_endpoint")
 
@@ -577,11 +575,8 @@ ELAPSED = re.compile(
     r"iteration\s+\d{1,12}\s*/\s*\d+\s*\|[^\n]*?elapsed time per iteration \((?P<unit>ms|s)\):"
     r"\s*(?P<value>[0-9.eE+]+)[^\n]*"
 )
-BATCH = re.compile(r"global batch size:\s*(\d{1,9})")
 WARM_UP = 1
 """Lines at the start that include compilation, allocation and the first reading of data."""
-INTERVALS = 2
-"""Of a run with one batch size, so that the spread of its steps is seen."""
 FEWEST = 3
 """Lines of one batch size below which none is left out as warm-up."""
 
@@ -590,7 +585,7 @@ def _steps(text: str, parts: int = 1) -> tuple[Step, ...]:
     """The median step of each batch size, or of so many parts of its lines, in the order of the log."""
     by_batch: dict[int, list[float]] = defaultdict(list)
     for match in ELAPSED.finditer(text):
-        batch = BATCH.search(match[0])
+        batch = re.search(r"global batch size:\s*(\d{1,9})", match[0])
         with suppress(ValueError):
             elapsed_s = float(match["value"]) * (1e-3 if match["unit"] == "ms" else 1.0)
             if 0.0 < elapsed_s < math.inf:
@@ -632,7 +627,8 @@ def _read(source: Source, _text: Any) -> Reading:
     settings.values = {name: value for name, value in settings.values.items() if name not in unknown}
     settings.unknown |= unknown
     reading = read_settings(settings, _world_size(settings, variables, source.text))
-    return replace(reading, steps=steps, intervals=_steps(source.text, INTERVALS))
+    # With two intervals of a run with one batch size the spread of its steps is seen.
+    return replace(reading, steps=steps, intervals=_steps(source.text, 2))
 
 
 def read_settings(settings: Settings, world: int | None) -> Reading:

@@ -37,7 +37,6 @@ DROPOUT = 0.1
 RATES = {True: DROPOUT, False: 0.0}
 RATE_KEYS = [f"model.{part}dropout_rate" for part in ("", "attention_", "residual_")]
 WINDOW = "model.attention_sliding_window_length"
-SHIFTLESS = ("rmsnorm", "biasless-layernorm")
 
 
 def _uneven(chosen: Chosen) -> str:
@@ -79,7 +78,7 @@ def _embedding(settings: Settings) -> str:
 
 
 def _norm_vectors(settings: Settings) -> int:
-    shiftless = settings.text("model.norm_type").casefold() in SHIFTLESS
+    shiftless = settings.text("model.norm_type").casefold() in ("rmsnorm", "biasless-layernorm")
     plain = settings.flag("model.use_rms_norm") or settings.flag("model.use_biasless_norm")
     return 1 if shiftless or plain else 2
 

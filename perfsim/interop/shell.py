@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 UNKNOWN = "\ufffd"
 """Stands in a word for what cannot be known without running the script."""
-MOST_WORD = 20_000
-"""Characters of a word with its variables written out."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
     r"\$(?:\{#?(?P<braced>[A-Za-z_]\w*|[0-9@*])(?:\[[@*]\])?(?::?(?P<sign>[-=])(?P<default>[^{}]*))?\}"
@@ -169,7 +167,7 @@ class _Script:
             return parts if word.quoted else [piece for part in parts for piece in part.split()]
         text = _ARITHMETIC.sub(lambda match: self._arithmetic(match[1]), word.text)
         text = _SUBSTITUTION.sub(UNKNOWN, text)
-        text = _VARIABLE.sub(self._value, text)[:MOST_WORD]
+        text = _VARIABLE.sub(self._value, text)[:20_000]
         return [text] if word.quoted else text.split()
 
     def _value(self, match: re.Match[str]) -> str:

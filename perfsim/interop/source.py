@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 MOST_CHARACTERS = 4_000_000
 """Of a file of settings; logs may be longer."""
-MOST_DEPTH = 60
 MOST_KEYS = 100_000
 """Of a file with its aliases written out."""
 Syntax = Literal["json", "yaml", "toml", "text"]
@@ -353,7 +352,7 @@ def leaves(document: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Ite
     """The values of a tree of mappings by dotted path; an empty mapping is a value."""
     for key, value in document.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and depth < MOST_DEPTH:
+        if isinstance(value, Mapping) and value and depth < 60:
             yield from leaves(value, f"{path}.", depth + 1)
         else:
             yield path, value
