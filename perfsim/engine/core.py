@@ -93,7 +93,7 @@ class _State(NamedTuple):
 
 
 def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
-    """Fill in start and end of every task, -1: never; events, and seconds in which a link was contended."""
+    """Fill in start and end of every task, -1: never; returns events and seconds with a contended link."""
     start_s[:] = -1.0
     end_s[:] = -1.0
     return _follow(tables, _State.of(tables), rules.Shares.of(tables), start_s, end_s)

@@ -310,7 +310,7 @@ def _flash(part: LayerSlice, *, backward: bool) -> Kernel:
 
 
 def merge_kernel(part: LayerSlice, *, backward: bool = False) -> Kernel:
-    """Adds a block of keys' result to earlier ones, rescaled by softmax sums; backward, all gradients."""
+    """Adds the result of a block of keys to earlier ones, rescaled by softmax sums; or its gradients."""
     if backward:
         n_bytes = 3 * (part.query_bytes + part.pair_bytes)
         return elementwise("attention_merge.backward", n_bytes, launches=2)
