@@ -81,9 +81,9 @@ def test_an_operation_that_nobody_knows_is_named_with_those_that_are_known() -> 
 
 
 def test_an_error_is_a_number_only_where_something_was_compared() -> None:
-    assert prove.finite(None) is None
-    assert prove.finite(float("inf")) is None
-    assert prove.finite(0.0) == 0.0
+    assert prove._finite(None) is None
+    assert prove._finite(float("inf")) is None
+    assert prove._finite(0.0) == 0.0
     proofs = (prove.Proof("3d", "dp2", 2, 1, 0, 0, 0, None, (Fault("refused", "a", "b", "c"),)),)
     answer = prove.ProofResult("m", 1, proofs).as_dict()
     assert answer["max_relative_error"] is None
