@@ -363,9 +363,13 @@ class GpuCosts(GpuKernels, Costs):
             raise GraphError(f"communication {work.name} has no group")
         if work.op not in get_args(CollectiveOp):
             raise GraphError(f"communication {work.name} is {work.op}, which no model prices")
-        if work.group not in self._groups:
-            self._groups[work.group] = self.topology.group_shape(work.group.ranks)
-        return cast(CollectiveOp, work.op), self._groups[work.group]
+        return cast(CollectiveOp, work.op), self.group(work.group)
+
+    def group(self, ranks: RankGroup) -> Group:
+        """How a group of ranks lies over the nodes; an ablation of published runs has another."""
+        if ranks not in self._groups:
+            self._groups[ranks] = self.topology.group_shape(ranks.ranks)
+        return self._groups[ranks]
 
 
 def _chunk(product: Kernel, chunks: int) -> Kernel:
