@@ -69,9 +69,7 @@ def study(
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
     spec = priced(changed_study(spec, changes or {}, catalog).with_verify(verify), prices or {})
-    executor = executor_for(
-        jobs, scheduler, most=sum(len(candidate.devices) for candidate in spec.candidates)
-    )
+    executor = executor_for(jobs, scheduler, most=sum(len(known.devices) for known in spec.candidates))
     names = names_of(compare, "compare")
     result = run_study(spec, names, progress, executor)
     words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]

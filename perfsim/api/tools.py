@@ -134,9 +134,7 @@ def _cases(kind: type[cases.CaseT], path: Path, catalog: Catalog) -> str:
     read = cases.CaseRows.read(path, kind, catalog)
     told = [(row.id, row.line, row.reason) for row in read.refused]
     told += [(case.id, read.lines[case.id], _unplaced(case, catalog)) for case in read.cases]
-    problems = [
-        Problem(f"case {name}: {reason}", file=str(path), line=line) for name, line, reason in told if reason
-    ]
+    problems = [Problem(f"case {name}: {reason}", str(path), line) for name, line, reason in told if reason]
     if problems:
         raise InputError(problems)
     return f"{len(read.cases)} cases"
@@ -224,9 +222,7 @@ def _study_named(study: Named) -> StudySpec:
         return load_study(str(study))
     document = _document(Path(study))
     spec = load_study(document.study)
-    machines = {
-        (point.candidate.strategy, point.candidate.system.name, point.num_devices) for point in spec.points
-    }
+    machines = {(one.candidate.strategy, one.candidate.system.name, one.num_devices) for one in spec.points}
     answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
     if document.title not in (None, spec.title) or not answered <= machines:
         text = f"answers another study than the catalogue's {spec.name}"

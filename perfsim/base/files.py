@@ -64,13 +64,11 @@ def must_exist(path: Path) -> None:
 
 def check_folder(path: Path, option: str = "--out") -> None:
     """Raise InputError unless files can be written into this folder, which need not exist yet."""
-    nearest = next(
-        parent for parent in (path, *path.parents, Path()) if parent.exists() or parent.is_symlink()
-    )
-    if not nearest.is_dir():
-        raise _refused(option, path, f"{nearest} is no folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise _refused(option, path, f"nothing can be written into {nearest}")
+    near = next(parent for parent in (path, *path.parents, Path()) if parent.exists() or parent.is_symlink())
+    if not near.is_dir():
+        raise _refused(option, path, f"{near} is no folder")
+    if not os.access(near, os.W_OK | os.X_OK):
+        raise _refused(option, path, f"nothing can be written into {near}")
 
 
 def check_file(path: Path, option: str = "--out") -> None:

@@ -224,9 +224,7 @@ def _checked(value: float, text: str, dimension: Dimension) -> float:
     return value
 
 
-def _in_range(
-    value: float, text: str, dimension: Dimension, least: float | None, most: float | None
-) -> float:
+def _within(value: float, text: str, dimension: Dimension, least: float | None, most: float | None) -> float:
     """The value, if it is in the range of its field; None stands for the end of its dimension's range."""
     low = _UNITS[dimension].least if least is None else least
     high = _UNITS[dimension].most if most is None else most
@@ -289,7 +287,7 @@ def quantity(
             if isinstance(value, str):
                 if not bits:
                     _without_bits(value, dimension)
-                return _in_range(parse_quantity(value, dimension), value, dimension, least, most)
+                return _within(parse_quantity(value, dimension), value, dimension, least, most)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise _refusal(f"{value!r} is not a quantity", dimension)
             try:
@@ -299,7 +297,7 @@ def quantity(
             if info.context and info.context.get("yaml"):
                 raise _bare_number(plain, dimension)
             text = f"{plain:g}"
-            return _in_range(_checked(plain, text, dimension), text, dimension, least, most)
+            return _within(_checked(plain, text, dimension), text, dimension, least, most)
         except InputError as error:
             raise refusal(error.problems[0].message, error.problems[0].help) from None
 

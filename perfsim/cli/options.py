@@ -73,9 +73,7 @@ def complete(kind: str) -> Completed:
     return names
 
 
-def _complete_layout(
-    _context: click.Context, _parameter: click.Parameter, start: str
-) -> list[CompletionItem]:
+def _complete_layout(_context: click.Context, _option: click.Parameter, start: str) -> list[CompletionItem]:
     """The next setting of a layout that is not given yet, or its value where that is a word."""
     from perfsim.specs.layout import AXES, ParallelLayout
     from perfsim.strategies.schedules import SCHEDULES

@@ -501,11 +501,9 @@ def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) 
         return Answer(lambda: rows, lambda: table.lines(whole_names=True))
     if kind != "systems" or name is None:
         raise InputError("--graph writes the network of one system: perfsim show systems NAME --graph FILE")
-    written = inventory.write_network(name, graph, devices)
-    counts = (
-        f"{written['num_devices']:,} devices, {written['vertices']:,} vertices, {written['edges']:,} edges"
-    )
-    return Answer(lambda: written, lambda: prose(f"{graph}: {name} with {counts}"))
+    made = inventory.write_network(name, graph, devices)
+    counts = f"{made['num_devices']:,} devices, {made['vertices']:,} vertices, {made['edges']:,} edges"
+    return Answer(lambda: made, lambda: prose(f"{graph}: {name} with {counts}"))
 
 
 @options.verb(

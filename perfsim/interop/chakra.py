@@ -73,9 +73,7 @@ def _messages() -> dict[str, Any]:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:
         raise PerfsimError("Chakra traces need protobuf: pip install 'perfsim[chakra]'") from None
-    file: Any = descriptor_pb2.FileDescriptorProto(
-        name="perfsim/et_def.proto", package=PACKAGE, syntax="proto3"
-    )
+    file: Any = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=PACKAGE, syntax="proto3")
     types = file.enum_type.add(name="NodeType")
     for number, value in enumerate(NODE_TYPES):
         types.value.add(name=value, number=number)

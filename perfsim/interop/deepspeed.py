@@ -21,10 +21,9 @@ WIRES = {name: name for name in ("fp32", "fp16", "bf16")}
 SHARDED = 3
 """The ZeRO stage that shards parameters."""
 PLACES = {"cpu": "cpu", "nvme": "nvme"}
-BUFFERS = (
-    *("pin_memory", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read"),
-)
+BUFFERS = "pin_memory nvme_path buffer_count buffer_size max_in_cpu fast_init pipeline_read"
 """Settings of offload that do not change what moves."""
+STATES = ("optimizer", "param")
 ACCUMULATION = "gradient_accumulation_steps"
 SIGNS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", ACCUMULATION)
 
@@ -67,11 +66,7 @@ ROWS: tuple[Row, ...] = (
     Row.same("layout.shard_group", "zero_optimization.mics_shard_size"),
     _place("optimizer", "cpu_offload", 1),
     _place("param", "cpu_offload_params", SHARDED),
-    *(
-        Row.known(f"zero_optimization.offload_{states}.{name}")
-        for states in ("optimizer", "param")
-        for name in BUFFERS
-    ),
+    *(Row.known(f"zero_optimization.offload_{own}.{name}") for own in STATES for name in BUFFERS.split()),
     tool.share_on_cpu("zero_optimization.offload_optimizer.ratio"),
     Row.word("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
     Row("layout.recompute", CPU_CHECKPOINTS, read=lambda s: "full" if s.flag(CPU_CHECKPOINTS) else "none"),

@@ -160,9 +160,7 @@ FAMILIES: Mapping[str, Fields] = {
         "norm_vectors": _if("no_bias", 1, 2, default=True),
         "ffn_hidden_size": lambda s: int((s.number("expansion_ratio") or 4) * s.ours[_HIDDEN]),
         "position_embedding": _mpt_positions,
-        "num_query_groups": lambda s: (
-            1 if s.text("attn_config.attn_type") == "multiquery_attention" else None
-        ),
+        "num_query_groups": lambda s: {"multiquery_attention": 1}.get(s.text("attn_config.attn_type")),
     },
     "phi": {**PARALLEL, "head_bias": True, "qk_norm": _if("qk_layernorm", _of_each_head)},
     "phimoe": {**LLAMA, "norm_vectors": 2, "head_bias": _flag("lm_head_bias")},

@@ -31,9 +31,7 @@ from perfsim.strategies.schedules import JOINED
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
 RECOMPUTES = ("full", "selective")
-MODULES = {
-    mode: tuple(sorted(modules)) for mode, modules in RECOMPUTED.items() if mode not in ("none", "full")
-}
+MODULES = {mode: tuple(sorted(own)) for mode, own in RECOMPUTED.items() if mode not in ("none", "full")}
 """The modules that selective recompute runs again."""
 WITH_OFFLOAD = ("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
@@ -51,9 +49,11 @@ VOCABULARIES = {
 }
 """Vocabularies by the name of the tokenizer or of its file."""
 BACKENDS = {"flash": "flash", "standard": "unfused"}
-BACKENDS_READ = dict.fromkeys(("flash", "fused", "auto"), "flash") | dict.fromkeys(
-    ("unfused", "local"), "standard"
-)
+BACKENDS_READ = {
+    **dict.fromkeys(("flash", "fused", "auto"), "flash"),
+    "unfused": "standard",
+    "local": "standard",
+}
 EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
 DISPATCHERS = {"all_to_all": "alltoall", "deepep": "flex", "all_gather": "allgather"}
 WIDE_OR_FP16 = ("fp32", "tf32", "fp16")
@@ -609,9 +609,7 @@ def _recognise(text: Any) -> bool:
 
 def _read(source: Source, _text: Any) -> Reading:
     dumped = {match[1]: match[2].strip() for match in DUMPED.finditer(source.text)}
-    values: Mapping[str, Any] = {
-        name: None if value in ("None", "") else value for name, value in dumped.items()
-    }
+    values: Mapping[str, Any] = {key: None if told in ("None", "") else told for key, told in dumped.items()}
     variables: Mapping[str, str] = {}
     steps = _steps(source.text)
     if not values and steps and "--num-layers" not in source.text:
