@@ -61,16 +61,8 @@ def production_record(catalog: Catalog) -> list[dict[str, Any]]:
     rows = []
     for run in parse_file(file, _ProductionFile, catalog).runs:
         # The run is known to fit in memory, so the memory model cannot refuse it.
-        question = Question(
-            model=run.model,
-            recipe=run.recipe,
-            system=run.system,
-            devices=run.devices,
-            strategy="3d",
-            batch=run.global_batch_size,
-            layout=run.layout,
-            must_fit=False,
-        )
+        given = {name: getattr(run, name) for name in ("model", "recipe", "system", "devices", "layout")}
+        question = Question(**given, strategy="3d", batch=run.global_batch_size, must_fit=False)
         published = run.tokens_per_s_per_device
         healthy = best_plan(question.check()).tokens_per_s / run.devices
         rates = {"published": published, "healthy": round(healthy, 1)}

@@ -302,16 +302,11 @@ class GapExplained:
             step_s = _step_s(question, changes)
             if step_s is not None and abs(step_s / predicted_s - 1.0) >= NOTHING:
                 suspect(words, None, step_s, SETTING_DEVIATIONS)
-        return cls(
-            predicted_s,
-            measured_s,
-            run.band_s,
-            abs(gap) / spread,
-            text_of(plan.layout),
-            run.mfu * predicted_s / measured_s,
-            run.training.words,
-            tuple(sorted(suspects, key=lambda suspect: suspect.deviations)),
-        )
+        suspects.sort(key=lambda suspect: suspect.deviations)
+        mfu = run.mfu * predicted_s / measured_s
+        times_s = (predicted_s, measured_s, run.band_s)
+        told = (text_of(plan.layout), mfu, run.training.words)
+        return cls(*times_s, abs(gap) / spread, *told, tuple(suspects))
 
 
 def _step_s(question: Question, changes: Changes) -> float | None:

@@ -77,15 +77,9 @@ class BatchPoint:
 
     @classmethod
     def of(cls, plan: Plan, time: TimeToAccuracy) -> Self:
-        return cls(
-            plan.job.global_batch_size,
-            time.batch_tokens,
-            time.step_time_s,
-            time.steps,
-            time.time_s,
-            time.band_s,
-            layout=plan.layout.as_dict(plan.num_microbatches),
-        )
+        figures = (time.batch_tokens, time.step_time_s, time.steps, time.time_s, time.band_s)
+        layout = plan.layout.as_dict(plan.num_microbatches)
+        return cls(plan.job.global_batch_size, *figures, layout)
 
 
 @dataclass(frozen=True)

@@ -347,13 +347,8 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> _Swee
     jobs = executor_for(jobs, most=len(pending)).size
     known_s = (times_s.get(point.candidate.strategy, [POINT_S]) for point in pending)
     seconds = sum(sum(alike) / len(alike) for alike in known_s)
-    return _SweepPlan(
-        sweep=sweep.name,
-        points=len(points),
-        stored=len(stored),
-        jobs=jobs,
-        estimated_s=round(seconds / jobs + START_S, 1) if pending else 0.0,
-    )
+    estimated_s = round(seconds / jobs + START_S, 1) if pending else 0.0
+    return _SweepPlan(sweep.name, len(points), len(stored), jobs, estimated_s)
 
 
 def run_sweep(

@@ -85,16 +85,10 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
             time_s = target.time_of_run(run).time_s
             ratio = time_s / row.time_to_accuracy_s
             tried.append(_Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout)))
-        explained.append(
-            Explained(
-                row.label,
-                row.why.sentence,
-                dict(sorted(row.why.parts_s.items(), key=lambda part: -part[1])),
-                row.step_time_s,
-                row.time_to_accuracy_s,
-                tuple(sorted(tried, key=lambda known: (known.ratio is None, known.ratio or 0.0))),
-            )
-        )
+        tried.sort(key=lambda known: (known.ratio is None, known.ratio or 0.0))
+        parts_s = dict(sorted(row.why.parts_s.items(), key=lambda part: -part[1]))
+        times_s = (row.step_time_s, row.time_to_accuracy_s)
+        explained.append(Explained(row.label, row.why.sentence, parts_s, *times_s, tuple(tried)))
     return tuple(explained)
 
 
