@@ -94,11 +94,14 @@ class HostCosts:
         seconds = max(seconds, work.comm_bytes / self.drives_bytes_per_s) if work.comm_bytes else seconds
         return self.latency_s(work.op) + seconds
 
+    def crossed(self, op: str) -> list[str]:
+        """The kinds of links that a copy or an update crosses, from the device on."""
+        kinds = ["dram"] if op in UPDATES else ["pcie", "dram"]
+        return [*kinds, "nvme"] if op.startswith("nvme") else kinds
+
     def latency_s(self, op: str) -> float:
         """Latency of the links that a copy or an update crosses."""
-        kinds = ["dram"] if op in UPDATES else ["pcie", "dram"]
-        kinds += ["nvme"] if op.startswith("nvme") else []
-        return sum(self.edges.usual.seconds[kind][op != STORE] for kind in kinds)
+        return sum(self.edges.usual.seconds[kind][op != STORE] for kind in self.crossed(op))
 
 
 MATRIX_CORE_ROW_BYTES = 16

@@ -152,8 +152,7 @@ class _FatTreeNetwork(Network):
         # Ranks of other stages are on the same host where a stage has fewer. The slowest links of the system
         # stand for all, since all devices wait for them.
         count = min(self.host.sharing, width)
-        kinds = ("pcie", "dram", "nvme") if work.op.startswith("nvme") else ("pcie", "dram")
-        links = [edges.of_kind(kind)[back::2] for kind in kinds]
+        links = [edges.of_kind(kind)[back::2] for kind in self.host.crossed(work.op)]
         slowest = [rows[np.argsort(edges.bytes_per_s[rows], kind="stable")] for rows in links]
         shared = [int(rows[0]) & ~1 for rows in slowest[1:]]
         crossed = np.concatenate([slowest[0][:count], shared])

@@ -348,8 +348,7 @@ class Topology(ABC):
             if not (links := self.links_named(name)):
                 problem = f"{self.system.name} has no link {name!r}"
                 raise InputError([Problem(problem, help=nearest_link(name, [self]))])
-            for link in links:
-                capacities[link] = share * float(self.edges.bytes_per_s[link])
+            capacities |= {link: share * float(self.edges.bytes_per_s[link]) for link in links}
         return self.with_capacities(capacities, rate=False)
 
     def route_around(self, source: int, target: int, dead: frozenset[int]) -> list[int]:

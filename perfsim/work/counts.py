@@ -144,14 +144,11 @@ def model_flop_per_step(job: Job) -> float:
     return (body + head * heads) * job.tokens_per_step + attention_flop_per_step(job)
 
 
-def recompute_flop_per_step(
-    job: Job, recompute: Recompute, *, stops_early: bool = False, share: float = 1.0
-) -> float:
+def recompute_flop_per_step(job: Job, recompute: Recompute, share: float = 1.0) -> float:
     """FLOPs of recompute: one forward of the layers (full), or of the modules that a mode runs again.
 
-    [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. With `stops_early`
-    full recompute skips the MLP's second linear, whose output no backward reads; experts have none to skip.
-    What a mode keeps (`layer.py`) is not counted.
+    [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. What a mode keeps
+    (`layer.py`) is not counted; the last linear of a layer is, which full recompute may skip.
     """
     model = job.model
     counts = parameters(job.model)
@@ -175,8 +172,6 @@ def recompute_flop_per_step(
         else:
             flop_per_token += 2.0 * counts.matrices_of(kind, active=True)
             flop_per_token -= kept_flop / part.tokens
-            if stops_early and not kind.experts:
-                flop_per_token -= 2.0 * model.hidden_size * model.ffn_hidden_size
     return share * flop_per_token * job.tokens_per_step
 
 
@@ -192,7 +187,7 @@ def hardware_flop_per_step(job: Job, recompute: Recompute, share: float = 1.0) -
     [2104.04473 Eq. 3]; selective: 72 B l s h^2 (1 + s/3h + V/12hl) [2205.05198 App. A], which the
     utilisations of its Table 5 follow.
     """
-    recomputed = recompute_flop_per_step(job, recompute, share=share)
+    recomputed = recompute_flop_per_step(job, recompute, share)
     core_alone = recompute == "selective" and not LayerSlice.of(job).by_operator(recompute)
     factor = SELECTIVE_AS_PRINTED if core_alone else 1.0
     return model_flop_per_step(job) + recomputed * factor

@@ -2,9 +2,8 @@
 
 The blocks are the embedding, the layers and the LM head. Passes differ only in their inputs (initial or
 updated weights, gradients to add to, buffers that an earlier pass frees), and in that the last pass of a step
-updates each block as soon as its gradient is complete. Streams: `memoryx/out`, `swarmx/down`, `csK/compute`,
-`swarmx/up`, `memoryx/update`, and `csK/samples` for the input; where flash or spilling is used,
-`memoryx/flash-read`, `memoryx/flash-write`, `csK/spill` and `csK/fetch`.
+updates each block as soon as its gradient is complete. Besides the streams of `strategy.py` there is one for
+the input, `csK/samples`, and for flash and spilling `memoryx/flash-read`, `-write`, `csK/spill`, `csK/fetch`.
 """
 
 from __future__ import annotations
