@@ -109,11 +109,8 @@ class LeavingOut:
         # With fewer than three families every run counts as a family of its own, and the widths of `others`
         # (another kind of machine) give the growth with unlikeness in log time, and the unshared part where
         # no two runs of a family are of one machine. assumed: nothing else is known of them.
-        used = [
-            run
-            for run in self.whole or self.runs
-            if run.left_out != without and run.family != without.rpartition(", ")[0]
-        ]
+        family = without.rpartition(", ")[0]
+        used = [run for run in self.whole or self.runs if run.left_out != without and run.family != family]
         runs = [run for run in used if run.counts and run.predicted_s is not None and run.traits is not None]
         widths = _widths_of_alike(
             [run for run in runs if run.traits and not run.traits.experts] or runs, others

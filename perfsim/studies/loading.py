@@ -222,13 +222,10 @@ def _must_suit(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _
         model.model_validate(node.plain(), context=YAML_CONTEXT)
     except ValidationError as error:
         complained = reader.complaints(error, model, node)
-        words = (problem.message.partition(": ")[2] or problem.message for problem in complained)
-        raise CatalogError(
-            [
-                replace(problem, message=f"{axis.where}: {axis.path}: {said}")
-                for problem, said in zip(complained, words, strict=True)
-            ]
-        ) from None
+        said = {problem: problem.message.partition(": ")[2] or problem.message for problem in complained}
+        where = f"{axis.where}: {axis.path}"
+        problems = [replace(problem, message=f"{where}: {words}") for problem, words in said.items()]
+        raise CatalogError(problems) from None
 
 
 @cache
