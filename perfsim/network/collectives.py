@@ -208,8 +208,7 @@ class CollectiveModel:
             inter_step_s=self.node.nic.latency,
             bandwidth_fraction=1.0,
         )
-        latency_s = self.node.nic.latency
-        return NetworkConstants(efficiency=1.0, protocols=(line,), send_recv_latency_s=latency_s)
+        return NetworkConstants(efficiency=1.0, protocols=(line,), send_recv_latency_s=self.node.nic.latency)
 
     @property
     def _nic_bytes_per_s(self) -> float:

@@ -136,8 +136,7 @@ def model_flop_per_step(job: Job) -> float:
     """
     model = job.model
     recipe = job.recipe
-    counts = parameters(model)
-    body = 6.0 * counts.active_body_matrices
+    body = 6.0 * parameters(model).active_body_matrices
     positions = recipe.lm_head_positions or recipe.seq_length
     head = 6.0 * model.vocab_size * model.hidden_size
     heads = positions / recipe.seq_length + model.mtp_num_layers

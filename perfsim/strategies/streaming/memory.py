@@ -270,8 +270,7 @@ class Store:
         if layout.spill:
             servers = self.system.activation_servers
             capacity = servers.per_system * servers.capacity
-            spilled = {"activations": held.spilled}
-            uses.append(MemoryUse(SERVERS, spilled, capacity, on_device=False))
+            uses.append(MemoryUse(SERVERS, {"activations": held.spilled}, capacity, on_device=False))
         return tuple(uses)
 
     def largest_micro_batch(self, per_system: int, group: int, *, spill: bool = False) -> int:

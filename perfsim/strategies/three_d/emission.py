@@ -156,8 +156,7 @@ class RankShare:
             return replicas
         ranks = RankGroup(self.first, layout.expert * layout.expert_tensor, layout.expert_replicas)
         whole = replace(replicas, shard_group=None, alone=False)
-        apart = replace(whole, ranks=ranks, num_parameters=held.apart, experts=True)
-        return replace(replicas, apart=apart)
+        return replace(replicas, apart=replace(whole, ranks=ranks, num_parameters=held.apart, experts=True))
 
 
 # The slots of the schedule.
@@ -209,8 +208,7 @@ def _pipeline_slots(
     place = place_of[rank, chunk]
     number = np.full((len(PASSES), count + 1, num_microbatches), -1, dtype=np.int64)  # place -1: none
     number[passed, place, microbatch] = np.arange(len(merged))
-    forward = passed == PASSES.index("F")
-    final = np.where(forward, microbatch == 0, microbatch == num_microbatches - 1)
+    final = np.where(passed == PASSES.index("F"), microbatch == 0, microbatch == num_microbatches - 1)
     template, freed = _templates(passes, passed, rank, place, final)
 
     def where(which: Pass, source: Pass, shift: int = 0) -> Ints:
@@ -243,8 +241,7 @@ def _templates(passes: _Passes, passed: Ints, rank: Ints, place: Ints, final: Bo
             until = np.argmax(frees[special[slots]]) if frees[special[slots]].any() else len(slots)
             early = np.where(passed[slots] == PASSES.index("F"), final[slots], np.arange(len(slots)) <= until)
             template[slots] = np.where(early, special[slots], usual[slots])
-        latest = np.maximum.accumulate(np.where(frees[template[slots]], slots, -1))
-        freed[slots[1:]] = latest[:-1]
+        freed[slots[1:]] = np.maximum.accumulate(np.where(frees[template[slots]], slots, -1))[:-1]
     return template, freed
 
 
@@ -322,8 +319,7 @@ class StepWriter:
             templates["F", True] = [of.forward(gathers=True) for of in passes()]
         if self.overlap:
             templates[self.last_pass, True] = last(reduces=True)
-        later = first_layer - first_layer[distinct][of_stage]
-        return _Passes(templates, of_stage, later, follows)
+        return _Passes(templates, of_stage, first_layer - first_layer[distinct][of_stage], follows)
 
     def _reduce(self, rank: int, stamped: Stamped, slots: Ints) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""
@@ -361,8 +357,7 @@ class StepWriter:
         norms = []
         over_stages: tuple[Work, ...] = ()
         for replicas, reduced in zip(stages.replicas, gradients, strict=True):
-            first = replicas.ranks.start
-            works = norm_works(first, layout.tensor, peers, layout.width, layout.pipeline)
+            works = norm_works(replicas.ranks.start, layout.tensor, peers, layout.width, layout.pipeline)
             norms += [self.builder.task(work, replicas.stream, reduced).tensor for work in works[:1]]
             over_stages = works[1:]
         stream = f"{stages.replicas[0].device}/send-previous"
