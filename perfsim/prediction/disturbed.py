@@ -34,13 +34,9 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     draws = [_draw(evaluation, spec, topology, number, apart=apart) for number in numbers]
     draws.sort(key=lambda draw: draw[0].step_time_s)
     trace, placed = draws[(len(draws) - 1) // 2]
-    summary = Perturbed(
-        text=spec.text,
-        unperturbed_step_time_s=evaluation.step_time_s,
-        draws_s=tuple(drawn.step_time_s for drawn, _ in draws),
-        tasks=len(trace.graph),
-        note=ALIKE if spec.jitter and not apart else "",
-    )
+    draws_s = tuple(drawn.step_time_s for drawn, _ in draws)
+    note = ALIKE if spec.jitter and not apart else ""
+    summary = Perturbed(spec.text, evaluation.step_time_s, draws_s, len(trace.graph), note)
     return replace(evaluation, trace=trace, disturbed=placed, perturbed=summary)
 
 

@@ -7,12 +7,12 @@ the same interval of a lane are joined, one kind after the other: no lane's span
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perfsim.base.groups import listed
 from perfsim.prediction.run import Evaluation
 from perfsim.work.graph import computes, owners_of
 
@@ -117,19 +117,15 @@ def grouped(bars: Sequence[TimelineBar], most: int) -> tuple[TimelineBar, ...]:
 
 def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]:
     """The bars; short ones that begin in one interval of a lane are joined by kind, one after the other."""
-    cells = defaultdict[tuple[str, int], list[TimelineBar]](list)
-    kept: list[TimelineBar] = []
-    for bar in bars:
-        short = bar.end_s - bar.start_s < interval_s
-        (cells[bar.lane, int(bar.start_s / interval_s)] if short else kept).append(bar)
-    for cell in cells.values():
-        kinds = dict.fromkeys(bar.category for bar in cell)
+    kept = [bar for bar in bars if bar.end_s - bar.start_s >= interval_s]
+    short = (bar for bar in bars if bar.end_s - bar.start_s < interval_s)
+    for cell in listed(((bar.lane, int(bar.start_s / interval_s)), bar) for bar in short).values():
+        kinds = listed((bar.category, bar) for bar in cell)
         if len(kinds) == len(cell):
             kept += cell
             continue
         clock_s = cell[0].start_s
-        for kind in kinds:
-            alike = [bar for bar in cell if bar.category == kind]
+        for alike in kinds.values():
             end_s = clock_s + sum(bar.end_s - bar.start_s for bar in alike)
             tags = {bar.microbatch for bar in alike}
             layers = [layer for bar in alike for layer in bar.layers or ()]
