@@ -108,7 +108,6 @@ class DatedSpec(CatalogSpec):
 
     @property
     def date_is_recalled(self) -> bool:
-        """Whether the date is from memory."""
         return self.assumed.get("date", "").startswith("recalled")
 
 

@@ -84,7 +84,6 @@ class Mark:
             return cls(str(path))
 
     def problem(self, message: str, help_text: str = "") -> Problem:
-        """Say that something is wrong at this place."""
         return Problem(message, self.file, self.line, self.column, self.excerpt, help_text)
 
 
@@ -221,7 +220,6 @@ class _Builder:
         return Mark(self.file, position.line + 1, position.column + 1, excerpt)
 
     def document(self) -> Node:
-        """The only document of the stream."""
         root = None
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -233,7 +231,6 @@ class _Builder:
         return root
 
     def build(self, event: yaml.Event, depth: int) -> Node:
-        """The node that begins with this event."""
         mark = self.mark(event.start_mark)
         if depth > _MAX_DEPTH:
             raise CatalogError([*self.problems, mark.problem(_TOO_DEEP)])

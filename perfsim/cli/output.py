@@ -75,7 +75,6 @@ class _Meter:
             self._draw("tasks of a step", ended, total)
 
     def stop(self) -> None:
-        """Remove the bar."""
         if self.bar is not None and os.getpid() == self.owner:
             self.bar.stop()
             self.bar = None
@@ -213,7 +212,6 @@ class Answer:
     """Where its page is, which the last line says."""
 
     def print(self, *, as_json: bool) -> None:
-        """Print it as one or the other."""
         if not as_json:
             print_lines([*self.lines(), *([f"Report: {self.page}"] if self.page else [])])
         else:

@@ -120,7 +120,6 @@ class Node:
 
     @classmethod
     def of(cls, message: Any) -> Node:
-        """The node of a message."""
         attributes = _values(message.attr)
         kind = message.type
         return cls(
@@ -135,7 +134,6 @@ class Node:
         )
 
     def message(self) -> Any:
-        """The node as a message."""
         exact = {"start_s": self.start_s, "duration_s": self.duration_s}
         return _messages()["Node"](
             id=self.id,

@@ -208,7 +208,6 @@ class StepTrace:
 
     @property
     def step_time_s(self) -> float:
-        """Seconds of the measured step."""
         return self.run.step_time_s
 
     def spans(self) -> Iterator[Span]:

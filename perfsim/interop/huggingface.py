@@ -28,7 +28,6 @@ _HEADS = "model.num_attention_heads"
 
 
 def _flag(key: str, *, default: bool = False) -> Read:
-    """What a truth value says."""
     return lambda settings: settings.flag(key, default=default)
 
 

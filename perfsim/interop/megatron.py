@@ -301,7 +301,6 @@ def _recompute(settings: Settings) -> str:
 
 
 def _zero_stage(settings: Settings) -> int:
-    """What data-parallel ranks shard."""
     if settings.flag("use_torch_fsdp2"):
         return 3
     distributed = settings.text("optim.name").startswith("distributed")

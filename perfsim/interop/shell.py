@@ -79,7 +79,6 @@ class _Script:
     """Whether the tests of an `if` go on, up to its `then`."""
 
     def run(self, text: str) -> _Script:
-        """Follow all statements of a script."""
         for separator, words in _statements(text):
             if separator == "":
                 self.last = 1
@@ -141,7 +140,6 @@ class _Script:
         return 0 if holds is None else 1 if holds else -1
 
     def _assign(self, match: re.Match[str], word: _Word, *, certain: bool) -> None:
-        """Set a variable."""
         name, plus, value = match.groups()
         if word.array is not None:
             content = [part for item in word.array for part in self.expand(item)]

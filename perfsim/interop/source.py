@@ -177,7 +177,6 @@ class Settings:
         return any(self.values.get(path) is not None for path in self._paths(names))
 
     def gap(self, text: str, *, changes_model: bool = False) -> None:
-        """Note what cannot be expressed."""
         self.gaps.append(Gap(text, changes_model))
 
     def unused(self) -> tuple[str, ...]:
@@ -260,12 +259,10 @@ class Settings:
         return value
 
     def number(self, *names: str, default: float | None = None) -> float | None:
-        """A finite number."""
         name, value = self._first(names)
         return default if value is None else self._number(name, value, "a number")
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """A truth value."""
         name, value = self._first(names)
         folded = str(default if value is None else value).casefold()
         if folded in _TRUE or folded in _FALSE:
@@ -273,7 +270,6 @@ class Settings:
         raise self.error(name, f"{_short(value)} is not true or false")
 
     def text(self, *names: str, default: str = "") -> str:
-        """A word."""
         name, value = self._first(names)
         if isinstance(value, (list, dict)):
             raise self.error(name, f"{_kind(value)} stands where a word is expected")

@@ -73,7 +73,6 @@ def _uneven(chosen: Chosen) -> bool:
 
 
 def _modules(chosen: Chosen) -> list[list[str]]:
-    """The modules of each virtual stage."""
     ends = [0, *accumulate(chosen.layout.layers_per_stage)]
     stages = [[f"layers.{layer}" for layer in range(*between)] for between in pairwise(ends)]
     return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output"]]

@@ -270,12 +270,10 @@ class MemoryXSpec(Spec):
 
     @property
     def dram_bytes(self) -> float:
-        """DRAM of all servers."""
         return self.servers * self.server.dram.capacity
 
     @property
     def flash_bytes(self) -> float:
-        """Flash of all servers."""
         return self.servers * self.server.flash.capacity if self.server.flash else 0.0
 
 

@@ -234,7 +234,6 @@ class ParallelLayout:
         return {name: where for name in OFFLOADS if (where := getattr(self, name)) != "none"}
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
-        """Its fields under the names of the JSON interface."""
         values = {name: getattr(self, name) for name in AXES}
         if self.layers_per_stage is not None:
             values["layers_per_stage"] = list(self.layers_per_stage)
@@ -272,7 +271,6 @@ class StreamingLayout:
         return self.data
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
-        """Its fields under the names of the JSON interface."""
         values = asdict(self)
         if self.stream_chunks == 1:
             del values["stream_chunks"]

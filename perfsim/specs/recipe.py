@@ -187,7 +187,6 @@ class Job:
 
     @property
     def runtime(self) -> Runtime:
-        """What runs the recipe."""
         return self.recipe.runtime
 
     @property

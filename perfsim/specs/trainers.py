@@ -254,7 +254,6 @@ class Limits:
         return TRAINERS[self.tool].title + (f" of {self.month}" if self.month else "")
 
     def runs(self, layout: ParallelLayout) -> bool:
-        """Whether it runs a layout."""
         return not self.lacks(layout)
 
     def lacks(self, layout: ParallelLayout) -> list[str]:
