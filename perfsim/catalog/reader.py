@@ -320,8 +320,6 @@ PROVENANCE = ("sources", "assumed")
 NOT_INHERITED = ("name", "description", "noun")
 OWN_VALUES = ("date", "line", "as_of")
 """Values that hold for one description only: what extends it states its own or has none."""
-META = ("extends", *NOT_INHERITED, *PROVENANCE)
-"""Keys that describe a description; all others are values and need a source or an assumption."""
 
 
 def _without(node: Node, *names: str) -> Node:
@@ -329,8 +327,8 @@ def _without(node: Node, *names: str) -> Node:
 
 
 def values(node: Node) -> Node:
-    """The mapping without its meta keys."""
-    return _without(node, *META)
+    """The mapping without the keys that describe it; all others need a source or an assumption."""
+    return _without(node, "extends", *NOT_INHERITED, *PROVENANCE)
 
 
 def _extend(child: Node, parent: Node) -> Node:

@@ -19,7 +19,6 @@ from perfsim.interop import WRITTEN
 from perfsim.prediction.question import ASKED, Asker, Verify
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Completed = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 VERBS: list[click.Command] = []
 """Every verb, in the order of their definition."""
 
@@ -58,7 +57,7 @@ force = flag("--force", "Replace a file that another program wrote.")
 # Names at the tabulator key.
 
 
-def complete(kind: str) -> Completed:
+def complete(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """A completion by the catalogue's names of a kind, and by files; by settings for `layout`."""
     if kind == "layout":
         return _complete_layout

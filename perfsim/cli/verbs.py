@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
 )
-_FILE = "YAML file to write. [default: standard output]"
-_FOLDER = "Folder for the YAML. [default: standard output]"
 
 
 def _files(name: str, **known: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -80,7 +78,8 @@ def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., S
                 ) from None
 
         # With `folder`, --out is one, for a file of each fit.
-        option = options.path("--out", _FOLDER, check_folder) if folder else options.path("--out", _FILE)
+        words = f"{'Folder for the YAML' if folder else 'YAML file to write'}. [default: standard output]"
+        option = options.path("--out", words, check_folder if folder else check_file)
         return _calibrate.command(function.__name__.strip("_"), short_help=short_help)(option(fitted))
 
     return made

@@ -48,12 +48,6 @@ VOCABULARIES = {
     **dict.fromkeys(("llama-3", "llama3"), 128256),
 }
 """Vocabularies by the name of the tokenizer or of its file."""
-BACKENDS = {"flash": "flash", "standard": "unfused"}
-BACKENDS_READ = {
-    **dict.fromkeys(("flash", "fused", "auto"), "flash"),
-    "unfused": "standard",
-    "local": "standard",
-}
 EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
 DISPATCHERS = {"all_to_all": "alltoall", "deepep": "flex", "all_gather": "allgather"}
 WIDE_OR_FP16 = ("fp32", "tf32", "fp16")
@@ -403,10 +397,12 @@ def _reduced(settings: Settings) -> str | None:
 
 def _attention(settings: Settings) -> str | None:
     backend = settings.text("attention_backend").casefold().removeprefix("attnbackend.")
-    if settings.flag("use_flash_attn") or settings.flag("use_flash_attention"):
+    flagged = settings.flag("use_flash_attn") or settings.flag("use_flash_attention")
+    if flagged or backend in ("flash", "fused", "auto"):
         return "flash"
-    usual = {"transformer_engine": "flash"}
-    return BACKENDS_READ.get(backend) or usual.get(settings.text("transformer_impl"))
+    if backend in ("unfused", "local"):
+        return "standard"
+    return "flash" if settings.text("transformer_impl") == "transformer_engine" else None
 
 
 def _connections(chosen: Chosen) -> str:
@@ -448,7 +444,9 @@ RECIPE: tuple[Row, ...] = (
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
     Row.grad_bucket("ddp_bucket_size bucket_size"),
-    Row.spelled("runtime.attention", "attention_backend", BACKENDS, _attention),
+    Row.spelled(
+        "runtime.attention", "attention_backend", {"flash": "flash", "standard": "unfused"}, _attention
+    ),
     # Megatron has both dropouts where a file does not tell.
     Row.spelled(
         "recipe.dropout",
@@ -574,10 +572,6 @@ ELAPSED = re.compile(
     r"iteration\s+\d{1,12}\s*/\s*\d+\s*\|[^\n]*?elapsed time per iteration \((?P<unit>ms|s)\):"
     r"\s*(?P<value>[0-9.eE+]+)[^\n]*"
 )
-WARM_UP = 1
-"""Lines at the start that include compilation, allocation and the first reading of data."""
-FEWEST = 3
-"""Lines of one batch size below which none is left out as warm-up."""
 
 
 def _steps(text: str, parts: int = 1) -> tuple[Step, ...]:
@@ -591,7 +585,8 @@ def _steps(text: str, parts: int = 1) -> tuple[Step, ...]:
                 by_batch[int(batch[1]) if batch else 0].append(elapsed_s)
     steps = []
     for size, logged in by_batch.items():
-        steady = logged[WARM_UP:] if len(logged) >= FEWEST else logged
+        # The first line includes compilation, allocation and the first reading of data.
+        steady = logged[1:] if len(logged) > 2 else logged
         count = min(parts, len(steady))
         bounds = [len(steady) * part // count for part in range(count + 1)]
         steps += [Step(size, median(steady[a:b]), b - a) for a, b in pairwise(bounds)]

@@ -16,8 +16,6 @@ from perfsim.work.counts import parameters
 
 SMALL = 0.005
 """Share of the parameters up to which a difference is a remark and not another model."""
-_MOST_INTERVAL = 64
-"""Largest interval of layers with experts that is looked for."""
 _ALWAYS = ("position_embedding", "gated_mlp", "tied_embeddings", "bias")
 """Fields that are written although they may have their default."""
 _KNOWN = TransformerConfig.model_fields
@@ -191,7 +189,7 @@ def _regular(pattern: tuple[bool, ...]) -> tuple[int, int]:
     """Layers before the first with experts and their interval, that give this pattern or as many layers."""
     first = pattern.index(True)
     layers = len(pattern)
-    intervals = range(1, min(layers, _MOST_INTERVAL) + 1)
+    intervals = range(1, min(layers, 64) + 1)
     candidates = [(start, interval) for start in (first, 0) for interval in intervals]
     candidates.append((layers - sum(pattern), 1))
     made = {candidate: _in_layers(layers, *candidate) for candidate in candidates}

@@ -37,16 +37,14 @@ BytesPerNumber = Annotated[float, *number(1e-3, 1e3)]
 DeviceKind = Literal["gpu", "wafer"]
 LinkProtocol = Literal["infiniband", "roce"]
 StoreTier = Literal["auto", "dram", "flash"]
-MemoryBytes = Annotated[float, *quantity("bytes", bits=False)]
-MemoryBytesPerSecond = Annotated[float, *quantity("bytes_per_s", bits=False)]
 
 
 class MemorySpec(Spec):
     """A memory with its capacity and bandwidth."""
 
     capacity: Annotated[float, *quantity("bytes", least=1.0, bits=False)]
-    bandwidth: MemoryBytesPerSecond
-    reserved: MemoryBytes = 0.0
+    bandwidth: Annotated[float, *quantity("bytes_per_s", bits=False)]
+    reserved: Annotated[float, *quantity("bytes", bits=False)] = 0.0
     """Not available to a training step: context, communication buffers, fragmentation; on a wafer, code."""
     cache: Bytes = 0.0
     """Size of its last-level cache."""

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from perfsim.specs.precisions import PRECISIONS
 
-_AMD = "mi"
 _ERA_OF_2021 = ("v100", "a100")
 """Devices whose public runs were made before fused attention and Transformer Engine."""
 RUNTIMES: Mapping[str, str] = {
@@ -57,7 +56,7 @@ def usual_stack(
     row = PRECISIONS.get(precision)  # another name is refused later
     narrow = row is not None and row.is_narrow
     rows = (
-        (device.startswith(_AMD), "primus-te", f"device {device}"),
+        (device.startswith("mi"), "primus-te", f"device {device}"),  # of AMD
         (sharded and compiled, "torchtitan", "compiled or async_tp is given"),
         (sharded and graphed, "maxtext-xla", "FSDP with cuda_graph or shard_group"),
         (sharded and narrow, "torchtitan", f"FSDP in {precision}"),
