@@ -180,9 +180,7 @@ def train(training: SmallTraining) -> list[Record]:
     records = []
     for step in range(STEPS):
         record = gradients(training, weights, step)
-        flats = {
-            block: layouts[block].flat(parts.items()) for block, parts in record.weight_gradients.items()
-        }
+        flats = {block: layouts[block].flat(made.items()) for block, made in record.weight_gradients.items()}
         squares = [float(np.sum(layouts[block].counted * flat**2)) for block, flat in flats.items()]
         record.squared_norm = sum(squares)
         record.clipping = clipping(record.squared_norm, training.max_norm)

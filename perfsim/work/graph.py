@@ -349,9 +349,8 @@ class TaskGraph:
             for column in zip(*by_data, (program, self.stream_predecessor[program]), strict=True)
         )
         # A dependency on an earlier task of the same stream is implied by program order and left out.
-        implied = (self.stream[task_ids] == self.stream[waits_for]) & (
-            self.stream_predecessor[task_ids] != waits_for
-        )
+        on_stream = self.stream[task_ids] == self.stream[waits_for]
+        implied = on_stream & (self.stream_predecessor[task_ids] != waits_for)
         # One key per (task, dependency): sorting orders them and finds repeats.
         pairs = (task_ids << 32 | waits_for)[~implied]
         pairs.sort(kind="stable")

@@ -279,9 +279,8 @@ class _Unfolding:
             where = start[self.at(reader, peer)] + before[0] * members + before[1]
             where += np.where(single, 0, self.slot[row, peer])
             copy = np.where(single, 0, self.slot[self.row[writer], peer])
-            values[where] = (
-                self.first_write[self.at(writer, peer)] + copy * self.num_writes[writer] + position
-            )
+            first = self.first_write[self.at(writer, peer)]
+            values[where] = first + copy * self.num_writes[writer] + position
         return Ragged(start.astype(np.int32), values)
 
     def _after(self) -> Ragged:

@@ -191,9 +191,8 @@ class Store:
         said = []
         for part, n_bytes in self.bytes_of.items():
             share = self.in_flash[part]
-            where = (
-                f"{100 * share:.3g} % in flash" if 0.0 < share < 1.0 else "in flash" if share else "in DRAM"
-            )
+            how_much = f"{100 * share:.3g} % " if 0.0 < share < 1.0 else ""
+            where = f"{how_much}in flash" if share else "in DRAM"
             if n_bytes:
                 said.append(f"{size(n_bytes)} of {WORDS[part]} {where}")
         return f"MemoryX holds {', '.join(said)}"

@@ -383,12 +383,11 @@ class StreamedSteps:
         chunk = TensorClass("weights", whole / chunks)
         staged = TensorClass("weights", weights_in_flash * whole)
         sums = TensorClass("gradients", kept * store.sums_in_flash_bytes)
-        spilled = TensorClass("hidden", 0.0)
+        unit = 0.0
         if layout.spill and block.op == LAYER:
-            unit = block.part.activation_bytes
-            spilled = TensorClass(
-                "hidden", unit if layout.recompute_layers else store.device.kept_bytes(block.part)
-            )
+            part = block.part
+            unit = part.activation_bytes if layout.recompute_layers else store.device.kept_bytes(part)
+        spilled = TensorClass("hidden", unit)
 
         def compute(which: str, kernels: Kernels, *writes: TensorClass) -> Work:
             name = f"{block.name}.{which}"

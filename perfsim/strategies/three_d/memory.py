@@ -155,10 +155,8 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
     at = held.sum(axis=-1).argmax(axis=-1)[:, :, None, None]
     activations, weight_inputs = np.moveaxis(np.take_along_axis(held, at, axis=2)[:, :, 0], -1, 0)
     # Temporaries of one pass: a recomputed layer, or the logits on the last stage; exchanges.
-    layer = ranks.largest_of(sizes.keeps_all - sizes.keeps)
-    passing = np.maximum(
-        np.where(columns.recompute[:, None] > 0, layer, 0.0), np.where(ranks.last, sizes.logits, 0.0)
-    )
+    layer = np.where(columns.recompute[:, None] > 0, ranks.largest_of(sizes.keeps_all - sizes.keeps), 0.0)
+    passing = np.maximum(layer, np.where(ranks.last, sizes.logits, 0.0))
     return {
         "activations": activations,
         "weight gradient inputs": weight_inputs,
