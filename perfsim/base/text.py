@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 OTHER_NAMES = {
     "ddp": "data",
@@ -59,6 +59,13 @@ def did_you_mean(word: str, names: Iterable[str], listing: str = "") -> str:
     if len(choices) > 40 and (guess or listing):
         return f"{guess}{len(choices)} names are known{listing}"
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()
+
+
+def covering(path: str, known: Collection[object]) -> str:
+    """The longest of some dotted paths that is a path or leads to it; "" if none does."""
+    while path and path not in known:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def number(value: float, digits: int = 3) -> str:

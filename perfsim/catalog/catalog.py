@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.spec import SpecT, replaced
-from perfsim.base.text import did_you_mean, nearest
+from perfsim.base.text import covering, did_you_mean, nearest
 from perfsim.catalog import reader
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.specs.calibration import Calibration, FrameworkCalibration
@@ -150,8 +150,8 @@ class Catalog:
             if path:
                 text = leaf.text if not isinstance(leaf.value, list) else ", ".join(map(str, leaf.plain()))
                 row = Row(path, text)
-                source_key = sources.covering(path)
-                assumed_key = assumed.covering(path)
+                source_key = covering(path, sources.mapping)
+                assumed_key = covering(path, assumed.mapping)
                 # The longer key is the more specific one; at equal length the assumption is the safer claim.
                 if assumed_key and len(assumed_key) >= len(source_key):
                     row = Row(path, text, f"assumed: {assumed.mapping[assumed_key].text}", assumed=True)

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
 from perfsim.base.spec import CatalogSpec, SpecT
-from perfsim.base.text import did_you_mean, nearest
+from perfsim.base.text import covering, did_you_mean, nearest
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog.yaml_tree import Loc, Mark, Node, Scalar
 from perfsim.specs.calibration import Calibration, CollectiveCalibration, FrameworkCalibration
@@ -340,7 +340,7 @@ def _extend(child: Node, parent: Node) -> Node:
     inherited = [path for path, _ in merged.leaves() if path not in written]
     for name in PROVENANCE:
         table = parent.mapping.get(name, Node(Mark(""), {}))
-        keys = {path: key for path in inherited if (key := table.covering(path))}
+        keys = {path: key for path in inherited if (key := covering(path, table.mapping))}
         entries: dict[Scalar, Node] = {path: table.mapping[key] for path, key in keys.items()}
         marks: dict[Scalar, Mark] = {path: table.keys[key] for path, key in keys.items()}
         of_parent = Node(table.mark, entries, keys=marks)

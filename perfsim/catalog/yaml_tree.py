@@ -180,12 +180,6 @@ class Node:
             node = child
         return mark
 
-    def covering(self, path: str) -> str:
-        """The longest key of a table of sources or assumptions that covers a dotted path; "" if none does."""
-        while path and path not in self.mapping:
-            path = path.rpartition(".")[0]
-        return path
-
     def plain(self) -> Any:
         """The tree as dicts, lists and scalars."""
         if isinstance(self.value, dict):

@@ -222,10 +222,9 @@ Item = TypeVar("Item")
 
 def _each_group(items: Sequence[Item], groups: Sequence[str]) -> Iterator[tuple[str, list[Item], list[Item]]]:
     """Each group with its items and the items of all other groups."""
-    together = list(zip(items, groups, strict=True))
-    for group in dict.fromkeys(groups):
-        left = [item for item, its_group in together if its_group == group]
-        yield group, left, [item for item, its_group in together if its_group != group]
+    together = list(zip(groups, items, strict=True))
+    for group, left in listed(together).items():
+        yield group, left, [item for its_group, item in together if its_group != group]
 
 
 def _models_left_out(logs: Sequence[StepCase], catalog: Catalog) -> LeavingOut:

@@ -13,6 +13,7 @@ import numpy as np
 from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.base.spec import DatedSpec
+from perfsim.base.text import covering
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import StreamingRoof
@@ -234,7 +235,7 @@ class Machine(ABC):
     def reads(self, system: SystemSpec, path: str) -> bool:
         """Whether an answer on a system depends on the value at a path of a question."""
         unread = self.unread + (() if self.has_host(system) else self.unread_without_host)
-        return not any(f"{path}.".startswith(f"{name}.") for name in unread)
+        return not covering(path, unread)
 
     def releases(self, _system: Any, _recipe: Recipe, /) -> tuple[str, str] | None:
         """The software release of a system, and the measured one of its speed; None where none matters."""

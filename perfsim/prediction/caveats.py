@@ -12,6 +12,7 @@ from math import inf
 from typing import Literal, get_args
 
 from perfsim.base.spec import CHANGED
+from perfsim.base.text import covering
 from perfsim.costs.wafer import PEAK
 from perfsim.machines import machine_of
 from perfsim.machines.machine import is_borrowed
@@ -316,9 +317,7 @@ def _inputs(plan: Plan, cause: str, allowed_share: float) -> Iterator[Caveat]:
         yield Caveat.of("memory-tight", f"{used}, near {limit}")
     fields = machine_of(plan.system).inputs.get(cause, ())
     unknown = [
-        path
-        for path, reason in plan.system.assumed.items()
-        if reason != CHANGED and any(f"{path}.".startswith(f"{name}.") for name in fields)
+        path for path, reason in plan.system.assumed.items() if reason != CHANGED and covering(path, fields)
     ]
     if unknown:
         words = f"{cause} limits the step and rests on assumed values: {', '.join(unknown)}"

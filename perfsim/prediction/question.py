@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from perfsim.base.dates import LATEST, check_day
 from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
-from perfsim.base.text import did_you_mean
+from perfsim.base.text import covering, did_you_mean
 from perfsim.specs.trainers import ANY, ON_GPUS
 
 if TYPE_CHECKING:
@@ -507,8 +507,8 @@ _MOVED = {"recipe.runtime": "runtime", "energy": "prices", "currency": "prices.c
 
 def misplaced(path: str) -> str:
     """What to write instead of a path to a value that stands elsewhere; empty for every other path."""
-    moved = (old for old in _MOVED if f"{path}.".startswith(f"{old}."))
-    return next((f"write {_MOVED[old]}{path.removeprefix(old)}" for old in moved), "")
+    old = covering(path, _MOVED)
+    return f"write {_MOVED[old]}{path.removeprefix(old)}" if old else ""
 
 
 def described(given: Any, kind: str, catalog: Catalog) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfsim.base.errors import CatalogError
+from perfsim.base.text import covering
 from perfsim.base.units import dimension_of, format_quantity
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.machines import machine_of
@@ -29,9 +30,9 @@ def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption
     for path, value in leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
         if value is None or value == ():
             continue
-        group = _covering(path, calibration.fit)
-        source = _covering(path, calibration.sources)
-        assumed = _covering(path, calibration.assumed)
+        group = covering(path, calibration.fit)
+        source = covering(path, calibration.sources)
+        assumed = covering(path, calibration.assumed)
         text = _text(path, value)
         if group:
             errors = calibration.fit[group].standard_errors
@@ -62,12 +63,6 @@ def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption
         basis = f"{_citation(record.table, catalog)}; {record.command}"
         fits.append(Assumption(topic, group, text, basis, "fit"))
     return [*fits, *from_sources]
-
-
-def _covering(path: str, groups: Mapping[str, Any]) -> str:
-    """The innermost of the groups that contain a path; empty if none does."""
-    holding = [group for group in groups if path == group or path.startswith(f"{group}.")]
-    return max(holding, key=len, default="")
 
 
 def _text(path: str, value: Any) -> str:

@@ -571,10 +571,8 @@ def _wrong_machines(study: StudySpec, mapping: LocatedMapping) -> Iterator[Probl
     """Numbers of devices that a system cannot have; layouts and lacks only where no candidate can be run."""
     layouts: list[list[Problem]] = []
     # A list of strategies in the file is several candidates.
-    lines: list[int] = []
-    for line, written in enumerate(mapping.data["candidates"]):
-        names = written.get("strategy")
-        lines += [line] * (len(names) if isinstance(names, list) else 1)
+    names = [written.get("strategy") for written in mapping.data["candidates"]]
+    lines = [line for line, of in enumerate(names) for _ in (of if isinstance(of, list) else [of])]
     node = mapping.node
     points = iter(study.points)
     for line, candidate in zip(lines, study.candidates, strict=True):
