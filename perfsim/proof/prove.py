@@ -278,10 +278,6 @@ class Case(NamedTuple):
     """What a full recompute keeps besides inputs of layers."""
     states: StateExchange = "scatter_gather"
 
-    @property
-    def devices(self) -> int:
-        return self.layout.num_devices if self.layout else 2
-
     def plan(self, model: TransformerConfig, catalog: Catalog) -> Plan:
         """The small plan of a case of the catalogue."""
         chosen = strategy(self.strategy)
@@ -292,8 +288,9 @@ class Case(NamedTuple):
             states=self.states,
         )
         recipe = recipe.model_copy(update={"expert_capacity": self.capacity})
-        topology = build_topology(catalog.system(prover(chosen.system_kind).system), self.devices)
-        job = Job(model, recipe, 8 * self.devices)
+        devices = self.layout.num_devices if self.layout else 2
+        topology = build_topology(catalog.system(prover(chosen.system_kind).system), devices)
+        job = Job(model, recipe, 8 * devices)
         layout: Layout = self.layout or next(iter(chosen.layouts(job, topology)))
         return small_plan(chosen, job, topology, layout, self.microbatches)
 
