@@ -94,16 +94,13 @@ _MESSAGE = re.compile(r"[1-9][0-9]*")
 
 
 def read_collectives(path: Path, operations: Sequence[str]) -> list[Row]:
-    """Rows `collective, num_gpus, bytes, time_us` of a CSV table, or the out-of-place times of nccl-tests.
-
-    The header of an output of nccl-tests or rccl-tests says in which column the time is, since releases
-    differ. Its operation, one of `operations`, is the program's, else in the file's name (`all_reduce.txt`).
-    Raises InputError for an output of several nodes or groups, or without its operation or ranks.
-    """
+    """Rows `collective, num_gpus, bytes, time_us` of a CSV table, or the out-of-place times of nccl-tests."""
     text = Source.read(path).text
     header = _HEADER.search(text)
     if header is None:
         return read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",))
+    # The header of an output of nccl-tests or rccl-tests says in which column the time is, since releases
+    # differ. Its operation, one of `operations`, is the program's, else in the name of the file.
     ranks = _RANK.findall(text)
     groups = {group for group, _ in ranks}
     hosts = {host for _, host in ranks}

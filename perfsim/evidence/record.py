@@ -39,12 +39,9 @@ _Figures = Mapping[str, Any]
 def record_of(
     results: Iterable[Mapping[str, Any]], outside: Mapping[str, LeavingOut] | None = None
 ) -> list[dict[str, Any]]:
-    """The record of the results of `perfsim validate`, over the cases that can be predicted.
-
-    `outside` has, by file, its runs as predicted when they are left out of the fit; their scores and the
-    bands that they give are only in the entry of a file that is in it. A file of too few families takes the
-    growth of its bands from a file before it, or from the record.
-    """
+    """The record of the results of `perfsim validate`, over the cases that can be predicted."""
+    # `outside` has, by file, its runs as predicted when they are left out of the fit; their scores and bands
+    # are only in the entry of a file that is in it.
     results = [result for result in results if result["file"] in KINDS]
     entries: list[dict[str, Any]] = []
     for result in results:
@@ -77,6 +74,7 @@ def record_of(
             "families": families,
         }
         if leaving is not None:
+            # A file of too few families takes the growth of its bands from one before it, or from the record.
             enough = (
                 BandWidths(**known["band"])
                 for known in (*entries, *recorded_errors())
@@ -140,12 +138,10 @@ def _reached(case: StepCase, question: Question) -> Reached:
 
 
 def write_records(results: Sequence[Mapping[str, Any]], left_out: Mapping[str, Sequence[LeavingOut]]) -> None:
-    """Record the errors of `results`, with and without each group in the fit, and the utilisation reached.
-
-    `left_out` has, by file, what `LeavingOut.by_kind` gives for it. The bands of a file with wafers come from
-    its logs. Entries for other files are kept.
-    """
+    """Record the errors of `results`, with and without each group in the fit, and the utilisation reached."""
     catalog = default_catalog()
+    # `left_out` has, by file, what `LeavingOut.by_kind` gives for it. The bands of a file with wafers come
+    # from its logs. Entries for other files are kept.
     outside = {name: parts[-1] for name, parts in left_out.items() if parts}
     entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, outside))}
     by_prediction = Path(bands.__file__)

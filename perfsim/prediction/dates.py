@@ -28,11 +28,9 @@ FAR = 12
 
 
 def runtime_on(question: Question) -> Runtime:
-    """What runs a question on its day: the newest of its machine's runtimes or releases that existed.
-
-    A runtime that the question names stays. `latest` takes the newest that was measured on this kind of
-    device, else the newest. InputError for a part that did not exist names the nearest that did.
-    """
+    """What runs a question on its day: the newest of its machine's runtimes or releases that existed."""
+    # A runtime that the question names stays. `latest` takes the newest that was measured on this kind of
+    # device, else the newest; a part that did not exist is refused with the nearest that did.
     if question.as_of == LATEST:
         return _measured_ones(question)[-1]
     for part in question.machine.parts(question.system):

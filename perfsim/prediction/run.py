@@ -295,12 +295,9 @@ def evaluate(
     step: Step | None = None,
     reported: bool = False,
 ) -> Evaluation:
-    """Price and simulate a plan; its graph is written, placed and priced here unless these are given.
-
-    `place` writes out the ranks that differ. The scale of a `cluster` stretches the whole run, so that
-    its parts keep their shares. See `Step.run` for `reported`.
-    """
+    """Price and simulate a plan; its graph is written, placed and priced here unless these are given."""
     graph = plan.graph() if graph is None else graph
+    # The scale of a cluster stretches the whole run, so that its parts keep their shares.
     step = step or Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)
     if step.placed.note:
         plan = replace(plan, notes=(*plan.notes, step.placed.note))
