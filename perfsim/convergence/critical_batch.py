@@ -390,11 +390,10 @@ def _kaplan_tokens(loss: float) -> float:
 
 
 def _bergsma_2025(inputs: LawInputs) -> CriticalBatch:
-    return inputs.answer(
-        0.0471 * math.pow(inputs.need("d_min_tokens"), 0.462) * _BERGSMA_SEQUENCE_TOKENS,
-        "Bergsma et al. 2025, arXiv 2505.13738: exponent read, coefficient recalled",
-        ("the coefficient 0.0471 was recalled, not read in the paper: unverified",),
-    )
+    tokens = 0.0471 * math.pow(inputs.need("d_min_tokens"), 0.462) * _BERGSMA_SEQUENCE_TOKENS
+    source = "Bergsma et al. 2025, arXiv 2505.13738: exponent read, coefficient recalled"
+    note = "the coefficient 0.0471 was recalled, not read in the paper: unverified"
+    return inputs.answer(tokens, source, (note,))
 
 
 def _fitted(inputs: LawInputs) -> CriticalBatch:

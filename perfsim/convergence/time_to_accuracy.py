@@ -154,11 +154,9 @@ class TimeToAccuracy:
         step = math.hypot(*(math.log1p(error) for error in errors))
         ends = self.critical.band_tokens
         shifts = [self.examples_shift(b_crit) - other.examples_shift(b_crit) for b_crit in ends]
-        return RatioBand(
-            ratio,
-            ratio * math.exp(-math.hypot(min(0.0, *shifts), step)),
-            ratio * math.exp(math.hypot(max(0.0, *shifts), step)),
-        )
+        low = ratio * math.exp(-math.hypot(min(0.0, *shifts), step))
+        high = ratio * math.exp(math.hypot(max(0.0, *shifts), step))
+        return RatioBand(ratio, low, high)
 
 
 def split_speedup(

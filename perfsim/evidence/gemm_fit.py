@@ -239,13 +239,9 @@ def _fit_library(
     results = []
     for first in (start, np.log(list((values | ranked).values()))):
         loss = loss_on(half, first)
-        result = scipy("optimize").minimize(
-            loss,
-            first,
-            method="Powell",
-            bounds=list(zip(low, high, strict=True)),
-            options={"maxfev": evaluations // 2, "xtol": 1e-2, "ftol": 1e-5},
-        )
+        options = {"maxfev": evaluations // 2, "xtol": 1e-2, "ftol": 1e-5}
+        ends = list(zip(low, high, strict=True))
+        result = scipy("optimize").minimize(loss, first, method="Powell", bounds=ends, options=options)
         results.append(_polished(loss, np.clip(result.x, low, high), low, high, evaluations // 2))
     best, _ = min(results, key=lambda result: result[1])
     predicted_s = replace(model, constants=_constants(best)).time_s(rest.m, rest.n, rest.k)
@@ -390,11 +386,8 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
     tables = {name: _Products.of([row for row in rows if row["precision"] == name]) for name in names}
     known = device.calibration
     present = known if isinstance(known, GpuCalibration) and _is_own(device, known) else base
-    record = partial(
-        FitRecord,
-        command=f"perfsim calibrate gemm {path.name} --device {device.name} --like {base.name}",
-        table=source or path.name,
-    )
+    command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {base.name}"
+    record = partial(FitRecord, command=command, table=source or path.name)
     fits: dict[str, FitRecord] = {}
     assumed = {name: reason for name, reason in present.assumed.items() if not name.startswith("narrow")}
     gemm = base.gemm
@@ -436,11 +429,9 @@ def _seconds(
     rows: _Products,
 ) -> Floats:
     """Times of products by factors on those of a library in 16 bits, with the cast of narrow ones."""
-    model = replace(
-        _model(_scaled(gemm, factors), device, precision),
-        element_bytes=PRECISIONS[precision].bytes,
-        result_bytes=PRECISIONS[_SIXTEEN].bytes,
-    )
+    scaled = _model(_scaled(gemm, factors), device, precision)
+    wide = PRECISIONS[_SIXTEEN].bytes
+    model = replace(scaled, element_bytes=PRECISIONS[precision].bytes, result_bytes=wide)
     cast_bytes = factors.get("cast_bytes", 0.0) * rows.m * rows.k
     cast_s = factors.get("cast_s", 0.0) + cast_bytes / device.memory.bandwidth
     return np.asarray(model.price(rows.geometry(model)) + cast_s)

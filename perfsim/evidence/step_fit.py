@@ -382,12 +382,9 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
     fitted = fit.calibration(result.x, digits=4)
     signed = np.expm1(fit.log_errors(fitted))
     by_case = ", ".join(f"{run.case.id} {error:+.1%}" for run, error in zip(fit.runs, signed, strict=True))
-    record = partial(
-        _fit_record,
-        np.abs(signed),
-        command=f"perfsim calibrate wafer {path.name} --device {device}",
-        table=source or _source_of(path, "public-wafer-logs"),
-    )
+    command = f"perfsim calibrate wafer {path.name} --device {device}"
+    table = source or _source_of(path, "public-wafer-logs")
+    record = partial(_fit_record, np.abs(signed), command=command, table=table)
     freedom = len(fit.runs) - len(fit.free)
     first = fit.free[0]
     notes = dict.fromkeys(fit.free, f"the same fit as {first}")

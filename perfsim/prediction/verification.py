@@ -443,12 +443,10 @@ def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: np.random.G
     left, right = (_rounded(2.0 * rng.random(size) - 1.0, bits) for size in sizes)
     error = np.abs(computed(left, right) - left @ right) / np.maximum(np.abs(left) @ np.abs(right), 1e-38)
     left, right = (rng.integers(-INTEGERS, INTEGERS + 1, size).astype(np.float64) for size in sizes)
-    return _Result(
-        shard=shard,
-        relative_error=float(np.where(np.isfinite(error), error, np.inf).max()),
-        bound=_gamma(axes[depth], 2.0**-24) + _gamma(axes[depth], 2.0**-53),
-        exact=bool((computed(left, right) == left @ right).all()),
-    )
+    relative_error = float(np.where(np.isfinite(error), error, np.inf).max())
+    bound = _gamma(axes[depth], 2.0**-24) + _gamma(axes[depth], 2.0**-53)
+    exact = bool((computed(left, right) == left @ right).all())
+    return _Result(shard, relative_error, bound, exact)
 
 
 def _drawn(size: int, count: int, parts: int, rng: np.random.Generator) -> Ints:

@@ -423,13 +423,10 @@ class Point:
     def healthy_run(self, time: TimeToAccuracy) -> HealthyRun:
         """The steps of the candidate and the units that run them."""
         question = self.question
-        return HealthyRun(
-            steps=time.steps,
-            step_time_s=time.time_s / time.steps if time.later_s else time.step_time_s,
-            num_parameters=float(parameters(question.model).total),
-            num_nodes=question.topology.num_nodes,
-            num_devices=question.topology.num_devices,
-        )
+        topology = question.topology
+        step_time_s = time.time_s / time.steps if time.later_s else time.step_time_s
+        num_parameters = float(parameters(question.model).total)
+        return HealthyRun(time.steps, step_time_s, num_parameters, topology.num_nodes, topology.num_devices)
 
     def checked(self) -> Question:
         """The question; InputError for bad input. A lack of prices is reported when the point is answered."""

@@ -580,12 +580,10 @@ def _scales(series: Series) -> str:
     last = series.last
     if first is last:
         return f"{_takes(first, first.named)} on the wall at its best batch."
-    statistical, hardware = split_speedup(
-        first.target_time.time_s / last.target_time.time_s,
-        last.num_devices / first.num_devices,
-        first.target_time.examples_tokens,
-        last.target_time.examples_tokens,
-    )
+    small = first.target_time
+    large = last.target_time
+    ratios = (small.time_s / large.time_s, last.num_devices / first.num_devices)
+    statistical, hardware = split_speedup(*ratios, small.examples_tokens, large.examples_tokens)
     return (
         f"From {first.num_devices:,} to {last.named} the time on the wall falls from {_time(first)} to "
         f"{_time(last)}: a scaling efficiency of {100 * series.efficiency(last):.0f} % relative to the "
