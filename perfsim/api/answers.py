@@ -290,10 +290,8 @@ class SolveAnswer(Solved, Reported):
         )
 
     def __repr__(self) -> str:
-        found = (
-            f"{row.candidate}: {row.text if row.value is not None else 'none'}" for row in self.solutions
-        )
-        return f"<solve {self.find}: {'; '.join(found)}>"
+        told = (f"{row.candidate}: {row.text if row.value is not None else 'none'}" for row in self.solutions)
+        return f"<solve {self.find}: {'; '.join(told)}>"
 
 
 @within_floats

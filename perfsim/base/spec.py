@@ -77,9 +77,8 @@ class Spec(BaseModel):
         if not changes:
             return self
         words = ", ".join(f"{key}={getattr(value, 'name', value)}" for key, value in changes.items())
-        named = (
-            {"name": f"{getattr(self, 'name', '')} with {words}"} if "name" in type(self).model_fields else {}
-        )
+        name = getattr(self, "name", None)
+        named = {} if name is None else {"name": f"{name} with {words}"}
         try:
             return replaced(self, {**named, **changes}, dict.fromkeys(changes, CHANGED))
         except ValidationError as error:

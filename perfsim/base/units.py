@@ -60,37 +60,27 @@ class _Units:
 
 
 _UNITS: dict[Dimension, _Units] = {
-    "bytes": _Units(
-        meaning="a number of bytes",
-        symbols={"B": 1.0, "b": 0.125, "bit": 0.125},
-        usual="GB",
-        binary=True,
-        most=1e21,
-    ),
+    "bytes": _Units("a number of bytes", {"B": 1.0, "b": 0.125, "bit": 0.125}, "GB", binary=True, most=1e21),
     "bytes_per_s": _Units(
-        meaning="bytes a second",
-        symbols={"B/s": 1.0, "b/s": 0.125, "bit/s": 0.125, "Bps": 1.0, "bps": 0.125},
-        usual="GB/s",
+        "bytes a second",
+        {"B/s": 1.0, "b/s": 0.125, "bit/s": 0.125, "Bps": 1.0, "bps": 0.125},
+        "GB/s",
         binary=True,
         most=1e21,
         least=1.0,
     ),
     "flop_per_s": _Units(
-        meaning="floating-point operations a second",
-        symbols={"FLOP/s": 1.0, "FLOPS": 1.0},
-        usual="TFLOP/s",
-        most=1e24,
-        least=1.0,
+        "floating-point operations a second", {"FLOP/s": 1.0, "FLOPS": 1.0}, "TFLOP/s", most=1e24, least=1.0
     ),
     "seconds": _Units(
-        meaning="a time",
-        symbols={"s": 1.0},
-        usual="us",
+        "a time",
+        {"s": 1.0},
+        "us",
         exponents=(-12, 0),
         unprefixed={"min": 60.0, "h": 3600.0, "d": DAY_S},
         most=1e10,
     ),
-    "watts": _Units(meaning="a power", symbols={"W": 1.0}, usual="W", exponents=(-3, 9), most=1e12),
+    "watts": _Units("a power", {"W": 1.0}, "W", exponents=(-3, 9), most=1e12),
 }
 
 
@@ -244,9 +234,8 @@ def _refusal(message: str, dimension: Dimension, meant: str = "") -> InputError:
         names = ["B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "TiB"]
         shown = [name + per for name in names] + [f"bits: Gb{per}, Tb{per}"]
     else:
-        shown = [
-            name for name in accepted_units(dimension) if name.endswith((units.symbol, *units.unprefixed))
-        ]
+        endings = (units.symbol, *units.unprefixed)
+        shown = [name for name in accepted_units(dimension) if name.endswith(endings)]
     help_text = f"did you mean {meant!r}? " if meant else ""
     return InputError([Problem(message, help=f"{help_text}units: {', '.join(shown)}")])
 

@@ -194,11 +194,8 @@ def _answer_comparison(name: str, how: options.How) -> None:
     "--set recipe.tokens_per_parameter=20",
 )
 @click.argument("study", required=False, shell_complete=options.complete("study"))
-@click.option(
-    "--find",
-    required=True,
-    metavar="PATH",
-    help="A path of --set, devices, batch, layout or model.num_parameters.",
+@options.text(
+    "--find", "PATH", "A path of --set, devices, batch, layout or model.num_parameters.", None, required=True
 )
 @click.option(
     "--such-that",
@@ -206,9 +203,7 @@ def _answer_comparison(name: str, how: options.How) -> None:
     metavar="CONDITION",
     help="'days <= 14', 'memory <= 70 GiB', 'days(3d) == days(16 CS-2)'. May be repeated.",
 )
-@click.option(
-    "--minimise", default="", metavar="QUANTITY", help="What the value makes least, e.g. days or cost."
-)
+@options.text("--minimise", "QUANTITY", "What the value makes least, e.g. days or cost.")
 @options.compare
 @options.asks("study", required=False)
 @options.prices

@@ -51,6 +51,13 @@ def flag(name: str, words: str, *argument: str) -> Callable[[Function], Function
     return click.option(name, *argument, is_flag=True, help=words)
 
 
+def text(
+    name: str, metavar: str, words: str, default: str | None = "", **known: Any
+) -> Callable[[Function], Function]:
+    """An option that is a text."""
+    return click.option(name, metavar=metavar, default=default, help=words, **known)
+
+
 force = flag("--force", "Replace a file that another program wrote.")
 
 
@@ -112,11 +119,8 @@ def verify(default: Verify | None, otherwise: str = "") -> Callable[[Function], 
     return click.option("--verify", type=choices, default=default, show_default=True, help=help_text)
 
 
-scheduler = click.option(
-    "--scheduler",
-    metavar="ADDRESS",
-    default=None,
-    help="Compute on the workers of this Dask scheduler, e.g. tcp://host:8786.",
+scheduler = text(
+    "--scheduler", "ADDRESS", "Compute on the workers of this Dask scheduler, e.g. tcp://host:8786.", None
 )
 
 

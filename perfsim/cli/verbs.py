@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from perfsim.specs.calibration import Calibration
 
 
-_source_option = click.option(
-    "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
-)
+_source_option = options.text("--source", "ID", "Source id of the measurements. [default: the file's name]")
 
 
 def _files(name: str, **known: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -283,7 +281,7 @@ _PARTS = ("model", "recipe", "measured", "convergence")
 @_files("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "--format",
-    "format_name",
+    "kind",
     type=click.Choice(FORMATS),
     metavar="NAME",
     help="Format of FILE, such as megatron. [default: recognised by its content]",
@@ -296,12 +294,7 @@ _PARTS = ("model", "recipe", "measured", "convergence")
 @options.force
 @prints
 def _import(
-    files: tuple[Path, ...],
-    format_name: str | None,
-    part: str | None,
-    out: Path | None,
-    force: bool,
-    **given: Any,
+    files: tuple[Path, ...], kind: str | None, part: str | None, out: Path | None, force: bool, **given: Any
 ) -> Answer:
     """Read a model, a recipe or measured steps from FILE of another tool, as YAML of perfsim.
 
@@ -314,7 +307,7 @@ def _import(
 
     if out is not None and not force:
         must_be_ours(out, "--out", b"# Imported from")
-    result = import_file(files[0], format_name or "", part=part or "", more=files[1:], **given)
+    result = import_file(files[0], kind or "", part=part or "", more=files[1:], **given)
     if out is None:
         return Answer(result.as_dict, lambda: result.text().rstrip().splitlines())
     with writing(out) as path:
@@ -579,11 +572,8 @@ def _must_predict(results: Sequence[Mapping[str, Any]], strict: bool) -> None:
 )
 @click.argument("study", required=False, default="")
 @options.compare
-@click.option(
-    "--measured",
-    default="",
-    metavar="5.4s",
-    help="Rank the inputs that would explain this step of --model on --system and --devices.",
+@options.text(
+    "--measured", "5.4s", "Rank the inputs that would explain this step of --model on --system and --devices."
 )
 @options.asks("run", required=False)
 @options.limits

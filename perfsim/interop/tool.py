@@ -71,6 +71,8 @@ Write = Callable[[Chosen], Any]
 """The tool's value for a plan; None leaves the setting out."""
 Read = Callable[[Settings], Any]
 """Our value; None where the file does not tell it."""
+Test = Callable[[Chosen], Any]
+"""Whether something holds for a plan."""
 Limit = Callable[[Chosen], str]
 """What a tool cannot express of a plan, in words; empty where the plan does not need it."""
 
@@ -234,12 +236,7 @@ class Row:
 
     @classmethod
     def lacks(
-        cls,
-        field: str,
-        words: str,
-        *,
-        unless: Collection[Any] | None = None,
-        when: Callable[[Chosen], Any] | None = None,
+        cls, field: str, words: str, *, unless: Collection[Any] | None = None, when: Test | None = None
     ) -> Row:
         """What the emitted text cannot say: a field that is in use, or that has none of the values `unless`.
 
@@ -302,7 +299,7 @@ def when(has: Read, *rows: Row) -> tuple[Row, ...]:
     return tuple(map(limited, rows))
 
 
-def only(test: Callable[[Chosen], Any], value: Any = True) -> Write:
+def only(test: Test, value: Any = True) -> Write:
     """A value, or what it gives as a function of the plan, in plans for which the test holds."""
 
     def write(chosen: Chosen) -> Any:

@@ -40,7 +40,7 @@ SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
     "LoopedBFS": "interleaved",
     "InterleavedZeroBubble": "interleaved",
 }
-ALL_ON_CPU: Mapping[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
+ON_CPU: Mapping[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
 FLAVORS = {
     "llama2 7b": "llama_7b",
@@ -192,11 +192,7 @@ ROWS: tuple[Row, ...] = (
         lambda c: True if c.job.runtime.overlap_tensor and c.layout.tensor > 1 else None,
         lambda s: s.flag("parallelism.enable_async_tensor_parallel") or None,
     ),
-    Row(
-        "layout.offload_param",
-        "training.enable_cpu_offload",
-        lambda c: c.layout.offloads == ALL_ON_CPU or None,
-    ),
+    Row("layout.offload_param", "training.enable_cpu_offload", lambda c: c.layout.offloads == ON_CPU or None),
     Row.optimizer("torchtitan", "optimizer.name", default="adamw"),
     Row.known("job.config_file job.print_config job.description job.dump_folder"),
     tool.EQUAL_DENSE_LAYERS,
@@ -311,7 +307,7 @@ def _read_layout(
         zero_stage=stage,
         shard_group=shards * layout.context if stage and replicas > 1 else None,
         expert_tensor=layout.expert_tensor if layout.expert > 1 else 1,
-        **(ALL_ON_CPU if on_cpu else {}),
+        **(ON_CPU if on_cpu else {}),
     )
     if layout.pipeline > 1:
         modules = settings.raw("parallelism.module_fqns_per_model_part")

@@ -153,7 +153,7 @@ class NarrowGemmConstants(Constants):
     """Fixed time of the table's cast, which a kernel's own stands for in predictions."""
 
 
-class AttentionConstants(Constants):
+class _AttentionConstants(Constants):
     """Fused attention with the matrix instructions in which a device is fastest."""
 
     fraction: Fraction
@@ -208,9 +208,9 @@ class GpuCalibration(Calibration):
     """Products in fewer than 16 bits, by precision."""
     narrow_sustained_fraction: Fraction | None = None
     """Ceiling of the fraction of the narrow peak in training; None: no lower than the table's."""
-    asynchronous_attention: AttentionConstants | None = None
+    asynchronous_attention: _AttentionConstants | None = None
     """None: the device has no other matrix instructions than `attention_fraction` is measured with."""
-    one_block_attention: AttentionConstants | None = None
+    one_block_attention: _AttentionConstants | None = None
     """Fused attention that holds all keys of a head on the chip, to 512 positions; None: as any other."""
     communication: CommunicationConstants | None = None
     """None: communication takes nothing from compute."""
