@@ -143,15 +143,9 @@ class ScalingFile(Spec):
     ) -> Evaluation:
         """A run's predicted step: on other systems, with the batch of each, or with a given layout."""
         count = systems or run.systems
-        question = Question(
-            model=run.model,
-            recipe=self.recipe,
-            system=system or self.system,
-            devices=count,
-            strategy=STREAMING,
-            batch=run.global_batch_size // run.systems * count,
-            layout=layout,
-        )
+        batch = run.global_batch_size // run.systems * count
+        asked: dict[str, Any] = {"model": run.model, "recipe": self.recipe, "system": system or self.system}
+        question = Question(**asked, devices=count, strategy=STREAMING, batch=batch, layout=layout)
         return best_plan(question) if layout is None else evaluate(plan_of(question), question.costs)
 
     def against(self) -> list[dict[str, Any]]:

@@ -298,13 +298,9 @@ def residuals(result: Mapping[str, Any]) -> tuple[Table, go.Figure | None]:
         x = [100.0 * known[row]["error"] for row in shown]
         y = [labels[known[row]["family"]] for row in shown]
         traces += [draw.marks(name, x, y, look, [hovers[row] for row in shown])] if shown else []
-    return table, draw.rows(
-        "Predicted over measured, minus 1, by family (%)",
-        list(labels.values()),
-        traces,
-        draw.axis("error of the step time (%)", zeroline=True, zerolinecolor=draw.INK),
-        30,
-    )
+    title = "Predicted over measured, minus 1, by family (%)"
+    errors = draw.axis("error of the step time (%)", zeroline=True, zerolinecolor=draw.INK)
+    return table, draw.rows(title, list(labels.values()), traces, errors, 30)
 
 
 def write_validation(

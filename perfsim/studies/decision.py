@@ -208,20 +208,18 @@ def option_of(point: Point, row: Answer, plan: str = "", draws: int = 0) -> Opti
     """A candidate with its row; `plan` is the label of an option with the same layout and batch."""
     study = point.study
     question = point.question
+    system = question.system
     training = point.healthy_run(row.time)
+    prices = study.prices_of(point.candidate)
+    busy = max(0.0, 1.0 - (row.bubble_fraction + row.exposed_communication_fraction))
+    rates = Rates(system=system, devices=question.devices, units=training.num_nodes, prices=prices, busy=busy)
     return Option(
         label=row.label,
-        system=question.system.name,
+        system=system.name,
         plan=plan or row.label,
         time=row.time,
         training=training,
-        rates=Rates(
-            system=question.system,
-            devices=question.devices,
-            units=training.num_nodes,
-            prices=study.prices_of(point.candidate),
-            busy=max(0.0, 1.0 - (row.bubble_fraction + row.exposed_communication_fraction)),
-        ),
+        rates=rates,
         wall_clock=point.candidate.wall_clock,
         production=row.production,
         draws=Draws(study.uncertainty.seed, draws or study.uncertainty.draws),
