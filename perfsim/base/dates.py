@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfsim.base.errors import InputError, Problem
+from perfsim.base.errors import InputError
 
 PATTERN = r"^(19|20)[0-9]{2}-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?$"
 """A month (`2023-06`), or a day (`2023-06-15`); as a day that is asked about, a month means its end."""
@@ -36,4 +36,4 @@ def check_day(text: str, *words: str) -> str:
     if text in words or re.match(PATTERN, text):
         return text
     allowed = " or ".join(("a month (2023-06), a day (2023-06-15)", *words))
-    raise InputError([Problem(f"{text!r} is no date", help=f"write {allowed}")])
+    raise InputError(f"{text!r} is no date", f"write {allowed}")

@@ -113,9 +113,9 @@ class InputError(PerfsimError):
 
     exit_code = 2
 
-    def __init__(self, problems: Sequence[Problem] | str) -> None:
+    def __init__(self, problems: Sequence[Problem] | str, help_text: str = "") -> None:
         if isinstance(problems, str):
-            problems = [Problem(problems)]
+            problems = [Problem(problems, help=help_text)]
         self._problems = tuple(problems)
         lines = [str(problem) for problem in self._problems[:MOST_SHOWN]]
         if len(self._problems) > MOST_SHOWN:
@@ -132,7 +132,7 @@ class UnknownNameError(InputError):
     """An unknown name; the help lists all names, the nearest one first."""
 
     def __init__(self, kind: str, name: str, names: Iterable[str]) -> None:
-        super().__init__([Problem(f"unknown {kind} {name!r}", help=did_you_mean(name, names))])
+        super().__init__(f"unknown {kind} {name!r}", did_you_mean(name, names))
 
 
 class CatalogError(InputError):

@@ -140,9 +140,9 @@ def _put(data: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split(".")
     for part in (*parents, last):
         if part not in data:
-            raise CatalogError([Problem(f"`{part}` is not a field", help=did_you_mean(part, data))])
+            raise CatalogError(f"`{part}` is not a field", did_you_mean(part, data))
         if part is not last and not isinstance(data[part], dict):
-            raise CatalogError([Problem(f"`{part}` is not set, so nothing in it can be changed")])
+            raise CatalogError(f"`{part}` is not set, so nothing in it can be changed")
         if part is not last:
             data = data[part]
     data[last] = value

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from perfsim.base.errors import InputError, Problem
+from perfsim.base.errors import InputError
 from perfsim.base.text import nearest
 
 DAY_S = 86_400.0
@@ -237,7 +237,7 @@ def _refusal(message: str, dimension: Dimension, meant: str = "") -> InputError:
         endings = (units.symbol, *units.unprefixed)
         shown = [name for name in accepted_units(dimension) if name.endswith(endings)]
     help_text = f"did you mean {meant!r}? " if meant else ""
-    return InputError([Problem(message, help=f"{help_text}units: {', '.join(shown)}")])
+    return InputError(message, f"{help_text}units: {', '.join(shown)}")
 
 
 def _digits(number: Decimal, precision: int | None) -> str:

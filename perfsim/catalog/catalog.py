@@ -67,7 +67,7 @@ class Catalog:
     def _folders(self, kind: str) -> list[Path]:
         """The folders of a kind; CatalogError for an unknown kind."""
         if kind not in reader.KINDS:
-            raise CatalogError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, reader.KINDS))])
+            raise CatalogError(f"unknown kind `{kind}`", did_you_mean(kind, reader.KINDS))
         return [root / reader.KINDS[kind].folder for root in self.roots]
 
     def find(self, kind: str, name_or_path: str, near: Path | None = None) -> Path:
@@ -79,19 +79,19 @@ class Catalog:
                 return path
             if _is_file(Path(name_or_path), Path.exists):
                 said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
-                raise CatalogError([Problem(said, help="perfsim import reads files of other tools")])
+                raise CatalogError(said, "perfsim import reads files of other tools")
             help_text = did_you_mean(name_or_path, self.names(kind), f": perfsim show {kind}s")
-            raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
+            raise CatalogError(f"unknown {kind} `{name_or_path}`", help_text)
         candidates = [*([near / name_or_path] if near else []), Path(name_or_path)]
         for path in candidates:
             if _is_file(path):
                 return path
         for path in candidates:
             if _is_file(path, Path.is_dir):
-                raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
+                raise CatalogError(f"{path} is a directory; a file is expected")
         near_name = nearest(Path(name_or_path).name.removesuffix(".yaml"), self.names(kind))
         help_text = f"the catalogue has `{near_name}`" if near_name else ""
-        raise CatalogError([Problem(f"there is no file {Mark.of(candidates[0]).file}", help=help_text)])
+        raise CatalogError(f"there is no file {Mark.of(candidates[0]).file}", help_text)
 
     def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
         """The description of that name or path; CatalogError lists every problem of its file."""

@@ -398,10 +398,10 @@ class LocatedMapping:
         node = replace(_without(self.node, "extends"), broken=True)  # its missing keys may be the base's
         try:
             if not isinstance(base.value, str):
-                raise CatalogError([Problem("the name of one other description is expected")])
+                raise CatalogError("the name of one other description is expected")
             path = catalog.find(kind, base.value, files[-1].parent)
             if path.resolve() in files:
-                raise CatalogError([Problem(f"`{base.value}` extends this file in turn")])
+                raise CatalogError(f"`{base.value}` extends this file in turn")
             parent = self.read(path, kind, catalog, files)
         except CatalogError as error:
             more = placed(error.problems, base.mark, "extends: ")
@@ -468,7 +468,7 @@ def _types_at(model: type[BaseModel], path: str) -> Sequence[Any]:
         records = [cls for cls in accepted if is_record(cls)]
         accepted = element(accepted, part)
         if not (any(part in known_fields(record) for record in records) if records else accepted):
-            raise CatalogError([Problem(f"`{part}` is not a field", help=_help_of_key(part, records))])
+            raise CatalogError(f"`{part}` is not a field", _help_of_key(part, records))
     return accepted
 
 

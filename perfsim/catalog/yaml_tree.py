@@ -48,7 +48,7 @@ def resolve_plain(text: str) -> Scalar:
         meant = re.sub(r"^([-+]?)0+(?=[0-9])", r"\1", text)
         message = f"{text} begins with a zero: some readers take it for an octal number"
         help_text = f'write {meant} for the number, "{text}" in quotes for the text'
-        raise InputError([Problem(message, help=help_text)])
+        raise InputError(message, help_text)
     if _INTEGER.fullmatch(text):
         return int(text)
     if _NOT_FINITE.fullmatch(text) or not math.isfinite(float(text)):

@@ -103,12 +103,11 @@ emit = click.option(
     default=None,
     help="Print the flags or the file with which this tool runs the layout.",
 )
-compare = click.option(
+compare = text(
     "--compare",
-    default="",
-    metavar="A,B",
-    callback=lambda _context, _option, text: [name.strip() for name in text.split(",") if name.strip()],
-    help="Only these strategies, e.g. 3d,weight-streaming.",
+    "A,B",
+    "Only these strategies, e.g. 3d,weight-streaming.",
+    callback=lambda _context, _option, names: [name.strip() for name in names.split(",") if name.strip()],
 )
 
 

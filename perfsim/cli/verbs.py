@@ -390,12 +390,11 @@ def _init(file: Path, model: str, recipe: str | None, system: str, devices: int)
 )
 @click.argument("target", metavar="MODEL|STUDY")
 @click.option("--strategy", default="", help="Only this strategy. [default: all; 3d for a --layout]")
-@click.option(
+@options.text(
     "--layout",
-    default="",
-    metavar="tp=8,pp=4,mbs=1",
+    "tp=8,pp=4,mbs=1",
+    "Only this layout. [default: all strategies and schedules of the catalogue]",
     shell_complete=options.complete("layout"),
-    help="Only this layout. [default: all strategies and schedules of the catalogue]",
 )
 @options.count("--devices", "Number of devices. [default: what --layout needs]", most=MOST_DEVICES)
 @options.count("--batch", "Global batch of a --layout.", most=MOST_SEQUENCES)

@@ -413,7 +413,7 @@ class StepCase(_CaseSpec):
         overlaps = sharded if overlap is None else overlap
         said = [value for value in (training.tp_comm_overlap, training.async_tp) if value is not None]
         reduced = training.reduce_precision
-        halves = sharded and reduced is not None and PRECISIONS[reduced].is_16_bit
+        halves = sharded and reduced is not None and PRECISIONS[reduced].bytes == 2.0
         graphed = training.cuda_graph
         if graphed is None and training.precision == "mxfp8" and self.container is not None:
             domain = self.system.nvlink_domain or self.system.devices_per_node or self.system.num_devices

@@ -135,7 +135,7 @@ class Traits:
 
 def precision_class(precision: str) -> str:
     """The class of a precision: fp16 and bf16 have one peak on every device."""
-    return "16-bit" if PRECISIONS[precision].is_16_bit else precision
+    return "16-bit" if PRECISIONS[precision].bytes == 2.0 else precision
 
 
 def alone(name: str, families: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -357,17 +357,17 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
         known = [*(other for other, long in others.items() if long in defaults), *defaults]
         shown = re.match(rf"({'|'.join(known)})(\d+)", name)  # as tables show it
         hint = f"write {shown[1]}={shown[2]}, with commas" if shown else did_you_mean(name, known)
-        raise LayoutError([Problem("unknown name", help=hint)])
+        raise LayoutError("unknown name", hint)
     kind = get_type_hints(layout_type)[name]
     if kind is str:
         return value
     if kind is bool:
         if value.lower() not in ("true", "false", "1", "0"):
-            raise LayoutError([Problem(f"{value!r} is not a truth value", help="write true or false")])
+            raise LayoutError(f"{value!r} is not a truth value", "write true or false")
         return value.lower() in ("true", "1")
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise LayoutError([Problem(f"{value!r}", help=f"allowed: {', '.join(get_args(kind))}")])
+            raise LayoutError(f"{value!r}", f"allowed: {', '.join(get_args(kind))}")
         return value
     if kind in (int, int | None):
         default = defaults[name]
@@ -378,16 +378,14 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
         return layers_of_stages(value)
     except ValueError as error:
         advice = "write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L"
-        raise LayoutError([Problem(str(error), help=advice)]) from None
+        raise LayoutError(str(error), advice) from None
 
 
 def _whole_number(value: str, least: int) -> int:
     try:
         number = int(value)
     except ValueError:
-        raise LayoutError(
-            [Problem(f"{value!r} is not a whole number", help="write for example tp=8")]
-        ) from None
+        raise LayoutError(f"{value!r} is not a whole number", "write for example tp=8") from None
     if number < least:
-        raise LayoutError([Problem(f"{number} is less than {least}", help=f"write {least} or more")])
+        raise LayoutError(f"{number} is less than {least}", f"write {least} or more")
     return number

@@ -31,11 +31,6 @@ class _Precision:
         """Whether it has fewer than 16 bits."""
         return self.bytes < 2.0
 
-    @property
-    def is_16_bit(self) -> bool:
-        """Whether it is fp16 or bf16, which have one peak on every device."""
-        return self.bytes == 2.0
-
 
 def _wide(n_bytes: float, bits: int) -> _Precision:
     return _Precision(bytes=n_bytes, bits=bits, peak_of=None, stand_ins=(), cast_reads_bytes=2.0)
