@@ -20,6 +20,7 @@ from perfsim.base.errors import InputError
 from perfsim.base.text import nearest
 
 DAY_S = 86_400.0
+YEAR_S = 365.25 * DAY_S
 
 Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts"]
 

@@ -16,13 +16,13 @@ from functools import cached_property
 
 import numpy as np
 
-from perfsim.base.units import DAY_S
-from perfsim.convergence.uncertain import FloatArray, Place, Uncertain
+from perfsim.base.arrays import Floats
+from perfsim.base.units import YEAR_S
+from perfsim.convergence.uncertain import Place, Uncertain
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import Prices, PriceSpec, ends
 
 HOUR_S = 3600.0
-YEAR_S = 365.25 * DAY_S
 JOULES_A_KWH = 3.6e6
 
 
@@ -30,10 +30,10 @@ JOULES_A_KWH = 3.6e6
 class Bill:
     """What a run takes; None where an input is not given."""
 
-    device_hours: FloatArray
-    energy_kwh: FloatArray | None
-    carbon_kg: FloatArray | None
-    money: FloatArray | None
+    device_hours: Floats
+    energy_kwh: Floats | None
+    carbon_kg: Floats | None
+    money: Floats | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Rates:
             missing.append("tariff of electricity")
         return tuple(missing)
 
-    def bill(self, wall_s: FloatArray, place: Place) -> Bill:
+    def bill(self, wall_s: Floats, place: Place) -> Bill:
         """The bill of runs of so many seconds, with the inputs at their places."""
         at = {field: entry.at(place(entry.name)) for field, entry in self.given.items()}
         device_hours = wall_s / HOUR_S * self.devices

@@ -17,9 +17,10 @@ from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, PerfsimError, UnknownNameError
 from perfsim.convergence.laws import KAPLAN
-from perfsim.convergence.uncertain import Z_90, FloatArray, require_positive
+from perfsim.convergence.uncertain import Z_90, require_positive
 from perfsim.specs.calibration import ConvergenceCalibration, RunKind
 
 # The hyperbola between optimizer steps and examples, and its fit to measured runs.
@@ -31,7 +32,7 @@ from perfsim.specs.calibration import ConvergenceCalibration, RunKind
 #
 # Source: McCandlish et al. 2018 (arXiv 1812.06162). B_crit here is the batch at which E doubles.
 
-Batch = TypeVar("Batch", float, FloatArray)
+Batch = TypeVar("Batch", float, Floats)
 
 MIN_BATCH_SIZES = 3
 MIN_RANGE = 1.25
@@ -174,9 +175,9 @@ def _refuse_far(batch: float, measured: float, expected: float, said: str) -> No
 class _Points:
     """The points of a fit: a search over ln B_crit, with E_min in closed form at each."""
 
-    batch: FloatArray
+    batch: Floats
     """Batch sizes, increasing."""
-    log_e: FloatArray
+    log_e: Floats
     """Logarithm of the mean of the repeats."""
     prior: bool = False
 
@@ -204,10 +205,10 @@ class _Points:
         """Range of ln B_crit, from E proportional to B to E constant, each to a part in a thousand."""
         return math.log(self.batch[0] / 1e3), math.log(self.batch[-1] * 1e3)
 
-    def sse(self, log_b_crit: FloatArray) -> FloatArray:
+    def sse(self, log_b_crit: Floats) -> Floats:
         """Squared error in ln E at each ln B_crit (shape [k]), with the best E_min for it."""
         shape = self.log_e - np.log1p(self.batch / np.exp(log_b_crit)[:, None])
-        squared: FloatArray = ((shape - shape.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+        squared: Floats = ((shape - shape.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
         if self.prior:
             away = (log_b_crit - math.log(self.batch[-1]) - PRIOR_LOG) / PRIOR_ERROR_LOG
             squared = squared + (NOISE_FLOOR_LOG * away) ** 2

@@ -10,18 +10,18 @@ from functools import cache
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 
-FloatArray = npt.NDArray[np.float64]
+Values = Floats | float
 Z_90 = NormalDist().inv_cdf(0.95)
 """Half-width of a 90 % range in standard deviations."""
-Place = Callable[[str], FloatArray | float]
+Place = Callable[[str], Values]
 """By the name of an input: standard deviations from its typical value. Inputs of one name move together."""
 
 
-def require_positive(**values: float | FloatArray) -> None:
+def require_positive(**values: Values) -> None:
     """Raise InputError, with the name, for a value that is not positive and finite, or an array with one."""
     for name, value in values.items():
         if isinstance(value, float | int):  # np.all takes twenty times as long
@@ -51,7 +51,7 @@ class Uncertain:
                 "this order, and not negative"
             )
 
-    def at(self, place: FloatArray | float) -> FloatArray:
+    def at(self, place: Values) -> Floats:
         """The values so many standard deviations from the typical one."""
         z = np.asarray(place, dtype=np.float64) / Z_90
         if self.low > 0:
@@ -69,7 +69,7 @@ def typical(_: str) -> float:
     return 0.0
 
 
-def one_at(name: str, place: FloatArray | float) -> Place:
+def one_at(name: str, place: Values) -> Place:
     """One input at a place, all others typical."""
     return lambda other: place if other == name else 0.0
 
@@ -81,7 +81,7 @@ class Draws:
     seed: int
     count: int
 
-    def __call__(self, name: str) -> FloatArray:
+    def __call__(self, name: str) -> Floats:
         """The places of an input, shape [count]."""
         # Each input has the same quantiles in an order of its own (a Latin hypercube), so that the range of a
         # single input is met to the digit.
@@ -90,11 +90,11 @@ class Draws:
 
 
 @cache
-def _quantiles(count: int) -> FloatArray:
+def _quantiles(count: int) -> Floats:
     return np.array([NormalDist().inv_cdf((number + 0.5) / count) for number in range(count)])
 
 
-def interval(values: FloatArray) -> tuple[float, float]:
+def interval(values: Floats) -> tuple[float, float]:
     """The 5th and the 95th percentile."""
     low, high = np.quantile(values, [0.05, 0.95])
     return float(low), float(high)

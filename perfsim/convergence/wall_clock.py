@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.base.units import DAY_S
-from perfsim.convergence.uncertain import Z_90, FloatArray, Place, Uncertain, require_positive, typical
+from perfsim.convergence.uncertain import Z_90, Place, Uncertain, Values, require_positive, typical
 from perfsim.specs.wall_clock import (
     CheckpointTier,
     FailureDomain,
@@ -42,12 +43,8 @@ def young_interval_s(write_s: float, mttf_s: float) -> float:
 
 
 def failing_time_s(
-    work_s: FloatArray | float,
-    interval_s: FloatArray | float,
-    write_s: FloatArray | float,
-    restart_s: FloatArray | float,
-    failures_per_s: FloatArray | float,
-) -> FloatArray:
+    work_s: Values, interval_s: Values, write_s: Values, restart_s: Values, failures_per_s: Values
+) -> Floats:
     """Expected seconds of a run of `work_s` that fails at random, exact for exponential failures.
 
     With M = 1 / `failures_per_s` the time between failures, which may also interrupt a restart or a write:
@@ -68,7 +65,7 @@ def failing_time_s(
     return np.asarray(stretches * stretch_s * growth * again)
 
 
-def _sum(values: Iterable[FloatArray | float]) -> FloatArray:
+def _sum(values: Iterable[Values]) -> Floats:
     return sum((np.asarray(value, dtype=np.float64) for value in values), np.zeros(()))
 
 
@@ -76,11 +73,11 @@ def _sum(values: Iterable[FloatArray | float]) -> FloatArray:
 class Failing:
     """Units of one domain, and what each of their failures costs."""
 
-    failures_per_s: FloatArray | float
+    failures_per_s: Values
     """Of all units."""
-    restart_s: FloatArray | float = 0.0
+    restart_s: Values = 0.0
     """From a failure until training resumes, with loading and reading."""
-    repair_s: FloatArray | float = 0.0
+    repair_s: Values = 0.0
     """Until what failed is ready again; 0 where no node is lost."""
     nodes: int = 1
     """That a failure takes, each of which a spare replaces."""
@@ -90,20 +87,20 @@ class Failing:
 class Tier:
     """Copies of the training state, and the failures after which a run begins again from them."""
 
-    interval_s: FloatArray | float
+    interval_s: Values
     """Training between two copies."""
-    write_s: FloatArray | float = 0.0
+    write_s: Values = 0.0
     """Of one copy, in which training stops."""
     domains: tuple[Failing, ...] = ()
-    background_s: FloatArray | float = 0.0
+    background_s: Values = 0.0
     """From then until the copy is complete, at most an interval, in which training goes on."""
 
     @property
-    def failures_per_s(self) -> FloatArray:
+    def failures_per_s(self) -> Floats:
         return _sum(domain.failures_per_s for domain in self.domains)
 
     @property
-    def restart_s(self) -> FloatArray:
+    def restart_s(self) -> Floats:
         """The mean restart."""
         restarts = (domain.failures_per_s * domain.restart_s for domain in self.domains)
         return _sum(restarts) / np.maximum(self.failures_per_s, TINY)
@@ -113,18 +110,18 @@ class Tier:
 class FailingRun:
     """Work that fails and begins again from copies, nearest tier first; values may be arrays of runs."""
 
-    work_s: FloatArray | float
+    work_s: Values
     tiers: tuple[Tier, ...]
     spares: int | None = None
     """Nodes that stand in for those in repair; None: there is always one."""
 
     @property
-    def writing_s(self) -> FloatArray:
+    def writing_s(self) -> Floats:
         """Seconds of all copies of a run without failures."""
         return _sum(self.work_s * tier.write_s / np.maximum(tier.interval_s, TINY) for tier in self.tiers)
 
     @property
-    def expected_s(self) -> FloatArray:
+    def expected_s(self) -> Floats:
         """Expected seconds with failures, without repairs: `failing_time_s` tier by tier, nearest first."""
         # What lengthens the work between two copies lengthens what the next tier repeats. A copy that is not
         # complete is lost with the work done meanwhile: a longer restart. Exact for one tier, equal restarts.
@@ -136,7 +133,7 @@ class FailingRun:
         return total
 
     @property
-    def stopped_s(self) -> FloatArray:
+    def stopped_s(self) -> Floats:
         """Seconds of waiting for repairs."""
         if self.spares is None:
             return np.zeros(())
@@ -146,7 +143,7 @@ class FailingRun:
         return self.expected_s * stopped / (1.0 - stopped)
 
 
-def stopped_share(spares: int, repairing: Sequence[tuple[int, FloatArray | float]]) -> FloatArray:
+def stopped_share(spares: int, repairing: Sequence[tuple[int, Values]]) -> Floats:
     """Share of the time in which a run stands still because spare nodes lack.
 
     `repairing` has for each domain the nodes that a failure takes, and failures a second times the seconds
@@ -223,7 +220,7 @@ class HealthyRun:
         goodput = self.time_s / float(failing.expected_s + failing.stopped_s) if self.time_s else 1.0
         return (*parts, replace(RunPart("whole run", *sums), how=f"goodput {100 * goodput:.1f} %"))
 
-    def wall_s(self, spec: WallClockSpec, time_s: FloatArray, place: Place) -> FloatArray:
+    def wall_s(self, spec: WallClockSpec, time_s: Floats, place: Place) -> Floats:
         """Seconds of the whole run for each time of all steps, with the inputs at their places."""
         return _sum(seconds for _, seconds in _Clock(spec, self, time_s, place).parts())
 
@@ -262,30 +259,30 @@ class _Clock:
 
     spec: WallClockSpec
     run: HealthyRun
-    time_s: FloatArray
+    time_s: Floats
     place: Place
 
     @cached_property
     def ranges(self) -> Mapping[int, Uncertain]:
         return _ranges(self.spec)
 
-    def of(self, given: Range[Any] | None, *, without: float = 0.0) -> FloatArray:
+    def of(self, given: Range[Any] | None, *, without: float = 0.0) -> Floats:
         """The values of a range; `without` where the wall clock has none."""
         if given is None:
             return np.asarray(without)
         entry = self.ranges[id(given)]
         return entry.at(self.place(entry.name))
 
-    def moved_s(self, bytes_a_parameter: float, rate: RateRange | None, streams: int = 1) -> FloatArray:
+    def moved_s(self, bytes_a_parameter: float, rate: RateRange | None, streams: int = 1) -> Floats:
         """Seconds to move so many bytes a parameter; none where the wall clock has no rate."""
         return self.run.num_parameters * bytes_a_parameter / (streams * self.of(rate, without=np.inf))
 
     @cached_property
-    def slowed_s(self) -> FloatArray:
+    def slowed_s(self) -> Floats:
         """The steps with their stragglers."""
         return self.time_s * self.of(self.spec.stragglers, without=1.0)
 
-    def failures_a_day(self, domain: FailureDomain) -> FloatArray:
+    def failures_a_day(self, domain: FailureDomain) -> Floats:
         """Of all units of a domain."""
         devices = domain.devices
         units = self.run.num_nodes if devices is None else -(-self.run.num_devices // devices)
@@ -296,7 +293,7 @@ class _Clock:
         run = self.run
         return max(1, -(-(domain.devices or 1) * run.num_nodes // max(run.num_devices, run.num_nodes)))
 
-    def copy_s(self, tier: CheckpointTier) -> tuple[FloatArray, FloatArray]:
+    def copy_s(self, tier: CheckpointTier) -> tuple[Floats, Floats]:
         """Seconds of one copy in which training stops, and in which it goes on."""
         size = self.spec.checkpoint_bytes
         # Checkpoints, which have no name, share one rate.
@@ -328,7 +325,7 @@ class _Clock:
         ]
         return Tier(self.interval_s(tier, background_s), write_s, tuple(domains), background_s)
 
-    def interval_s(self, tier: CheckpointTier, background_s: FloatArray) -> FloatArray:
+    def interval_s(self, tier: CheckpointTier, background_s: Floats) -> Floats:
         """Seconds of training between two copies, one written at a time; the whole run if none is needed."""
         if not (self.run.time_s and (tier.name or tier.node_rate)):
             return self.slowed_s
@@ -340,7 +337,7 @@ class _Clock:
         best_s = young_interval_s(float(usual.copy_s(tier)[0]), DAY_S / max(failures_a_day, TINY))
         return np.minimum(np.maximum(best_s, background_s), self.slowed_s)
 
-    def parts(self) -> Iterator[tuple[str, FloatArray]]:
+    def parts(self) -> Iterator[tuple[str, Floats]]:
         spec = self.spec
         failing = self.failing
         yield "steps", self.time_s
@@ -359,7 +356,7 @@ class _Clock:
     def words(self) -> dict[str, str]:
         """What parts were computed from; the values are the three ends."""
 
-        def middle(values: FloatArray | float) -> float:
+        def middle(values: Values) -> float:
             return float(np.broadcast_to(values, 3)[1])
 
         spec = self.spec

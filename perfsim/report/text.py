@@ -14,7 +14,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from perfsim.base.text import MISSING, number
-from perfsim.base.units import DAY_S
+from perfsim.base.units import DAY_S, YEAR_S
 from perfsim.specs.layout import AXES
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ NONE = "\u2013"
 """An empty cell; also the dash of a range."""
 TIMES = "\u00d7"
 BREAK = "<br>"
-YEAR_S = 365.25 * DAY_S
 
 _TIME_UNITS: tuple[tuple[str, float, float], ...] = (
     ("years", YEAR_S, 2 * YEAR_S),

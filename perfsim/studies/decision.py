@@ -15,15 +15,16 @@ from operator import itemgetter
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.base.dates import EQUAL, LATEST, months_apart
 from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.base.text import number
-from perfsim.base.units import DAY_S
-from perfsim.convergence.bill import YEAR_S, Bill, Rates
+from perfsim.base.units import DAY_S, YEAR_S
+from perfsim.convergence.bill import Bill, Rates
 from perfsim.convergence.critical_batch import LawInputs, critical_batch, steps
 from perfsim.convergence.laws import KAPLAN
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
-from perfsim.convergence.uncertain import Z_90, Draws, FloatArray, Place, Uncertain, interval, one_at, typical
+from perfsim.convergence.uncertain import Z_90, Draws, Place, Uncertain, Values, interval, one_at, typical
 from perfsim.convergence.wall_clock import HealthyRun, inputs_of
 from perfsim.prediction.dates import choices, measured_days, newest_part
 from perfsim.prediction.question import Question
@@ -128,10 +129,10 @@ class Option:
         shift = abs(self.time.examples_shift(self.time.critical.band_tokens[end]))
         return math.sqrt(max(math.log1p(self.time.examples_error) ** 2 - shift**2, 0.0))
 
-    def steps_s(self, place: Place) -> FloatArray:
+    def steps_s(self, place: Place) -> Floats:
         """Time of the steps with the inputs at their places."""
 
-        def at(name: str) -> FloatArray:
+        def at(name: str) -> Floats:
             return self.inputs[name].at(place(name))
 
         time = self.time
@@ -141,7 +142,7 @@ class Option:
             seconds = seconds * (1.0 + time.batch_tokens / at("critical batch"))
         return np.asarray(seconds * at(SEEDS + self.label) + sum(time.later_s) * factors)
 
-    def wall_s(self, place: Place) -> FloatArray:
+    def wall_s(self, place: Place) -> Floats:
         """Time on the wall with the inputs at their places."""
         steps_s = self.steps_s(place)
         if self.wall_clock is not None:
@@ -151,7 +152,7 @@ class Option:
             return steps_s / ratio.at(place(ratio.name))
         return steps_s
 
-    def money(self, place: Place) -> FloatArray:
+    def money(self, place: Place) -> Floats:
         """Money of a run with the inputs at their places; nan without a price."""
         money = self.rates.bill(self.wall_s(place), place).money
         return np.asarray(math.nan) if money is None else money
@@ -162,12 +163,12 @@ class Option:
         return float(self.wall_s(typical))
 
     @cached_property
-    def expected_s(self) -> FloatArray:
+    def expected_s(self) -> Floats:
         """Times on the wall without the luck of seeds, shape [draws]."""
         return self.wall_s(lambda name: 0.0 if name.startswith(SEEDS) else self.draws(name))
 
     @cached_property
-    def drawn_s(self) -> FloatArray:
+    def drawn_s(self) -> Floats:
         """Times on the wall, shape [draws]."""
         return self.wall_s(self.draws)
 
@@ -184,7 +185,7 @@ class Option:
     def like(self, first: Option) -> dict[str, float | None]:
         """What a billion tokens take, and the time at the power and at the price of the first."""
 
-        def over(name: str, reference: FloatArray | float | None) -> float | None:
+        def over(name: str, reference: Values | None) -> float | None:
             own = getattr(self.typical_bill, name)
             return None if own is None or reference is None else float(own / reference)
 
@@ -330,18 +331,18 @@ def _wall_ratio(option: Option, first: Option) -> Spread:
 def _turning(first: Option, against: Sequence[Option], names: Sequence[str], draws: Draws) -> float:
     """The probability that the first is not first where these inputs alone are drawn."""
 
-    def place(name: str) -> FloatArray | float:
+    def place(name: str) -> Values:
         return draws(name) if name in names else 0.0
 
     earlier = [option.wall_s(place) < first.wall_s(place) for option in against]
     return float(np.mean(np.any(np.broadcast_arrays(*earlier), axis=0))) if earlier else 0.0
 
 
-def _spread(values: FloatArray, middle: float) -> Spread:
+def _spread(values: Floats, middle: float) -> Spread:
     return Spread(middle, *interval(np.broadcast_to(values, np.shape(values) or (1,))))
 
 
-def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], FloatArray]) -> tuple[Lever, ...]:
+def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], Floats]) -> tuple[Lever, ...]:
     """The inputs of two options by how far they move the ratio of the rival's amount to the first's."""
     scan = np.linspace(-FARTHEST, FARTHEST, PLACES)
     levers = []

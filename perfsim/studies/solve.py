@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.base.dates import EQUAL
 from perfsim.base.errors import InputError, PerfsimError, Problem, attempt
 from perfsim.base.sizes import MOST_DEVICES
@@ -27,7 +28,7 @@ from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity
 from perfsim.catalog import Catalog
 from perfsim.convergence.bill import HOUR_S, JOULES_A_KWH
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.convergence.uncertain import FloatArray, Place, typical
+from perfsim.convergence.uncertain import Place, typical
 from perfsim.prediction.question import ASKED, question_of
 from perfsim.specs.layout import written
 from perfsim.specs.wall_clock import Range
@@ -318,7 +319,7 @@ class Tried:
     reason: str = ""
     """Why it has no answer."""
     points: tuple[PointResult, ...] = field(default=(), repr=False)
-    misses: FloatArray | None = field(default=None, repr=False)
+    misses: Floats | None = field(default=None, repr=False)
     """By draw, the log by which the worst condition is missed; None without an answer."""
 
     def miss(self, level: float) -> float:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from perfsim.base.errors import InputError
-from perfsim.convergence.bill import HOUR_S, YEAR_S, Rates
+from perfsim.base.units import YEAR_S
+from perfsim.convergence.bill import HOUR_S, Rates
 from perfsim.convergence.uncertain import Z_90, Draws, Uncertain, interval, one_at, typical
 from perfsim.specs.hardware import PowerSpec, SystemSpec
 from perfsim.specs.prices import Prices, PriceSpec

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from perfsim.base.text import number
+from perfsim.base.units import YEAR_S
 from perfsim.engine.trace import Simulated
 from perfsim.report import text
 from perfsim.report.draw import log_axis
@@ -35,7 +36,7 @@ UNLINKED = Simulated(events=1200, flows=0, links=0, contended_s=0.0, engine="sim
         (text.duration(1200), "20.0 min"),
         (text.duration(86400), "24.0 h"),
         (text.duration(32 * 86400), "32.0 days"),
-        (text.duration(3 * text.YEAR_S), "3.00 years"),
+        (text.duration(3 * YEAR_S), "3.00 years"),
         (text.duration(0.0), "0 s"),
         (text.duration(math.inf), "n/a"),
         (text.TIME.text(32 * 86400, (86400, 64 * 86400)), "32.0 days (1.00 to 64.0)"),
