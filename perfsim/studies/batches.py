@@ -214,14 +214,14 @@ class Target:
             later_s=_later_phases_s(run),
         )
 
-    def grid(self, seq_length: int, num_devices: int) -> list[int]:
-        """Global batches in sequences, 2^k and 3 x 2^k, up to twice the critical batch."""
+    def grid(self, seq_length: int, num_devices: int, unit: int = 0) -> list[int]:
+        """Global batches in sequences, 2^k and 3 x 2^k times a unit, up to twice the critical batch."""
         # A run of a given length has no critical batch; beyond DeepSeek's the same tokens reach a worse loss.
         most = self.optimal_tokens if self.critical.given_length else LARGEST_SHARE * self.critical.tokens
         largest = most / seq_length
         smallest = largest * SMALLEST_SHARE / LARGEST_SHARE
-        # Of a device count that is no power of two batches are multiples, for replicas share.
-        unit = num_devices if num_devices & (num_devices - 1) else 1
+        # Replicas share a batch: it is a multiple of the odd part of the devices, or of what is given.
+        unit = unit or num_devices // (num_devices & -num_devices)
         grid = sorted({unit * factor * 2**power for factor in (2, 3) for power in range(24)})
         return [batch for batch in grid if smallest <= batch <= largest] or [num_devices]
 
@@ -233,8 +233,10 @@ class Target:
         if spec.batch_sizes != "auto":
             return spec.batch_sizes
         layout = question.given_layout
-        unit = question.devices if layout is None else layout.data * layout.micro_batch_size
-        return self.grid(spec.recipe.seq_length, unit)
+        unit = 0 if layout is None else layout.data * layout.micro_batch_size
+        return self.grid(
+            spec.recipe.seq_length, question.devices, unit if unit & (unit - 1) else min(unit, 1)
+        )
 
     def at(self, question: Question, global_batch_size: int, *, advised: bool = True) -> BatchPoint:
         """The plan of best estimate at one batch, simulated; its band leaves out what hides communication."""

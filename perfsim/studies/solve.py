@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from itertools import count, pairwise
+from itertools import count, islice, pairwise
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -153,6 +153,8 @@ _REACH = 1e3
 """How far from today's value a number is looked for, as a factor."""
 STEPS = 96
 """Numbers in a power of ten that are tried."""
+BEGIN_PARAMETERS = 2e9
+"""Of a device that a search begins with: fewer devices leave states on the host, and steps are long."""
 
 
 @dataclass(frozen=True)
@@ -510,7 +512,7 @@ class _Search:
             for part in (1, 4, 16):  # both neighbours of a loss may be beyond its law
                 both = (self._stepped(here, way * TWICE / part) for way in (1, -1))
                 tried = (index for index in both if index != here and self._at(index).misses is not None)
-                far = far or [*tried][:1]
+                far = far or [*islice(tried, 1)]
             there = min(far, key=lambda index: abs(index - here), default=here)
             slope = (self._at(there).miss(level) - now) / (self.logs[there] - self.logs[here] or math.inf)
             if not slope or self._turns(level):
@@ -698,7 +700,9 @@ def study_of(given: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     """A study of one candidate from what `perfsim run` is given, with a model and devices to begin with."""
     begin = question_of({"model": FAMILY, "devices": 1, **given}, catalog, "study")
     if "devices" not in given:
-        begin = replace(begin, devices=begin.topology.devices_per_node)
+        node = begin.topology.devices_per_node
+        held = parameters(begin.model).total / BEGIN_PARAMETERS if begin.machine.fragments_memory else 1
+        begin = replace(begin, devices=node * math.ceil(held / node))
     values: dict[str, Any] = {"strategy": begin.chosen.name, "name": "question", "question": ""}
     for asked in ASKED.values():
         if "study" in asked.by and (value := getattr(begin, asked.field)) not in (None, ""):

@@ -156,6 +156,7 @@ def test_of_a_field_that_takes_ranges_alone_the_ends_keep_their_distance(study_o
     assert {round(load.high / load.low, 6) for load in loads} == {round(336 / 227, 6)}
 
 
-def test_more_devices_than_sequences_of_any_useful_batch_take_a_sequence_each(study_of: Make) -> None:
+def test_batches_share_the_odd_part_of_the_devices_or_take_a_sequence_each(study_of: Make) -> None:
     target = Target.of_study(study_of())
-    assert target.grid(2048, 3 * 2**14) == [3 * 2**14]
+    assert {batch % 12_288 for batch in target.grid(2048, 12_288)} >= {192, 384}
+    assert target.grid(2048, 8 * 39_989) == [8 * 39_989]
