@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from itertools import count, islice, pairwise
+from itertools import count, pairwise
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -512,7 +512,7 @@ class _Search:
             for part in (1, 4, 16):  # both neighbours of a loss may be beyond its law
                 both = (self._stepped(here, way * TWICE / part) for way in (1, -1))
                 tried = (index for index in both if index != here and self._at(index).misses is not None)
-                far = far or [*islice(tried, 1)]
+                far = far or [*tried][:1]
             there = min(far, key=lambda index: abs(index - here), default=here)
             slope = (self._at(there).miss(level) - now) / (self.logs[there] - self.logs[here] or math.inf)
             if not slope or self._turns(level):
