@@ -348,10 +348,11 @@ class GpuCosts(GpuKernels, Costs):
         moves = work.kind.is_communication or work.op in HOST_OPERATIONS
         shares = NONE
         if not moves and (seconds := self.compute_s(work)) > 0.0:
-            units_s = sum(self.kernel_s(kernel) for kernel in work.kernels if kernel.op != "elementwise")
-            moving = [kernel for kernel in work.kernels if kernel.op == "elementwise"]
-            latency_s = self.gpu.kernel_latency_s * sum(kernel.launches for kernel in moving)
-            moving_s = sum(self.kernel_s(kernel) for kernel in moving)
+            kernels = [(kernel, self.kernel_s(kernel)) for kernel in work.kernels]
+            units_s = sum(kernel_s for kernel, kernel_s in kernels if kernel.op != "elementwise")
+            moving = [pair for pair in kernels if pair[0].op == "elementwise"]
+            latency_s = self.gpu.kernel_latency_s * sum(kernel.launches for kernel, _ in moving)
+            moving_s = sum(kernel_s for _, kernel_s in moving)
             # Where the host takes part of the time, the device counts by the slope of the smooth maximum.
             slope = 1.0
             if not self.recipe.runtime.host_blocking:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -29,20 +28,19 @@ class Parameters:
 
     def of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
         """All parameters of a layer."""
-        return _count(self.model, tensors_of(self.model, kind)) + self.routed_of(kind, active=active)
+        return _count(self.model, kind) + self.routed_of(kind, active=active)
 
     def matrices_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
         """Weights of a layer that multiply activations."""
-        tensors = tensors_of(self.model, kind)
-        return _count(self.model, _matrices(tensors)) + self.routed_of(kind, active=active, matrices=True)
+        routed = self.routed_of(kind, active=active, matrices=True)
+        return _count(self.model, kind, matrices=True) + routed
 
     def routed_of(self, kind: LayerKind, *, active: bool = False, matrices: bool = False) -> int:
         """Parameters of a layer's routed experts, which expert parallelism divides; 0 without experts."""
         experts = self.model.experts
         if experts is None or not kind.experts:
             return 0
-        tensors = tensors_of(self.model, EXPERTS)
-        whole = _count(self.model, _matrices(tensors) if matrices else tensors)
+        whole = _count(self.model, EXPERTS, matrices=matrices)
         return whole // experts.num_experts * experts.top_k if active else whole
 
     @cached_property
@@ -52,7 +50,7 @@ class Parameters:
     @property
     def embedding(self) -> int:
         """Word embedding, and position embedding if positions are learned."""
-        return _count(self.model, tensors_of(self.model, EMBEDDING))
+        return _count(self.model, EMBEDDING)
 
     @property
     def head(self) -> int:
@@ -63,8 +61,7 @@ class Parameters:
     @property
     def final_norm(self) -> int:
         """Norm before the LM head."""
-        tensors = tensors_of(self.model, HEAD)
-        return _count(self.model, {name: axes for name, axes in tensors.items() if axes == "h"})
+        return self.model.hidden_size * list(tensors_of(self.model, HEAD).values()).count("h")
 
     @property
     def layers(self) -> int:
@@ -97,14 +94,14 @@ class Parameters:
         return sum(count * self.matrices_of(kind, active=True) for kind, count in self._kinds.items())
 
 
-def _matrices(tensors: Mapping[str, str]) -> dict[str, str]:
-    """Those of some tensors that multiply activations."""
-    return {name: axes for name, axes in tensors.items() if len(axes) > 1 and not name.endswith("_bias")}
-
-
-def _count(model: TransformerConfig, tensors: Mapping[str, str]) -> int:
-    """Entries of some tensors, given their axes by name."""
-    return sum(math.prod(AXES[axis].length(model) for axis in axes) for axes in tensors.values())
+@lru_cache(maxsize=1024)
+def _count(model: TransformerConfig, block: LayerKind | int, *, matrices: bool = False) -> int:
+    """Entries of the tensors of a layer or another block, or of `matrices`, which multiply activations."""
+    sizes = {
+        name: [AXES[axis].length(model) for axis in axes] for name, axes in tensors_of(model, block).items()
+    }
+    multiplied = {name for name, size in sizes.items() if len(size) > 1 and not name.endswith("_bias")}
+    return sum(math.prod(size) for name, size in sizes.items() if not matrices or name in multiplied)
 
 
 @lru_cache(maxsize=256)

@@ -89,8 +89,9 @@ def _residual_backward(name: str, part: LayerSlice) -> Kernel:
 
 def _as_run(eager: Iterable[Kernel], part: LayerSlice) -> Kernels:
     """The kernels of a block as the framework runs them: fused, and with narrow matrix products."""
-    fused = (_fused(kernel, part) for kernel in eager)
-    return tuple(cast for kernel in fused if kernel is not None for cast in _cast(kernel, part))
+    fused = (_fused(kernel, part) for kernel in eager) if part.fused else eager
+    run = tuple(kernel for kernel in fused if kernel is not None)
+    return run if part.precisions is None else tuple(cast for kernel in run for cast in _cast(kernel, part))
 
 
 _NORM_BACKWARD_SHARE = 3.0 / 5.0
