@@ -132,6 +132,11 @@ class LayerSlice:
     expert_load: float = 1.0
     """Rows that the rank's experts compute over the mean of all ranks: 1 where routing is balanced."""
 
+    def __hash__(self) -> int:
+        """By what most slices of a search differ in, because works are cached by slice."""
+        of_rank = self.tensor, self.context, self.expert, self.expert_tensor
+        return hash((self.model.name, self.seq_length, self.micro_batch_size, self.kind, of_rank))
+
     @classmethod
     @lru_cache(maxsize=256)
     def of(cls, job: Job, kind: LayerKind = PLAIN) -> LayerSlice:
