@@ -16,7 +16,7 @@ from operator import itemgetter
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.base.dates import EQUAL, LATEST, months_apart
+from perfsim.base.dates import EQUAL, LATEST, existed, months_apart
 from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.base.text import number
 from perfsim.base.units import DAY_S, YEAR_S
@@ -26,6 +26,7 @@ from perfsim.convergence.laws import KAPLAN
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.convergence.uncertain import Z_90, Draws, Place, Uncertain, Values, interval, one_at, typical
 from perfsim.convergence.wall_clock import HealthyRun, inputs_of
+from perfsim.machines.machine import Part
 from perfsim.prediction.dates import choices, measured_days, newest_part
 from perfsim.prediction.question import Question
 from perfsim.specs.wall_clock import WallClockSpec
@@ -517,12 +518,14 @@ def _over_dates(day: str, asked: _Asked) -> Eras:
     questions = [point.question for point, _ in asked.pair]
     late = max(measured_days(question)[1] for question in questions)
     days = {day, late}
+    parts: list[Part] = []
     for question in questions:
         runs = [question.machine.software(question.system, runtime) for runtime in choices(question)]
-        days |= {part.date for part in (*question.machine.parts(question.system), *runs)}
+        parts += question.machine.parts(question.system)
+        days |= {part.date for part in (*parts, *runs)}
     eras: list[Era] = []
     stopped: LimitError | None = None
-    for date in sorted(days):
+    for date in sorted(on for on in days if all(existed(part.date, on) for part in parts)):
         try:
             eras.append(asked.on(date))
         except LimitError as limit:

@@ -257,17 +257,19 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
             names = list(template.ports)
             at_ports = np.flatnonzero(local < 0)
             ports = [names[-1 - number] for number in local[at_ports].tolist()]
-            for port in dict.fromkeys(ports):
+            for port in ports:
                 if port not in behind:
                     behind[port] = _behind_port(port, slots, stamped, is_task=is_task)
-                of_slots = behind[port][rows]
-                if np.any(of_slots == NO_SOURCE):
-                    raise GraphError(f"port {port!r} is read by a slot that has no source for it")
-                if np.any(of_slots < 0):
-                    output = slots.sources[port][1]
-                    raise GraphError(f"port {port!r} reads output {output!r} of a template without it")
             if ports:
-                values[:, at_ports] = np.stack([behind[port][rows] for port in ports], axis=1)
+                found = np.stack([behind[port] for port in ports], axis=1)[rows]
+                if found.min() < 0:
+                    row, place = np.argwhere(found < 0)[0]
+                    said = "is read by a slot that has no source for it"
+                    if found[row, place] == NO_OUTPUT:
+                        output = slots.sources[ports[place]][1]
+                        said = f"reads output {output!r} of a template without it"
+                    raise GraphError(f"port {ports[place]!r} {said}")
+                values[:, at_ports] = found
             columns[name][start[begin[rows]][:, None] + np.arange(len(local))] = values
     return columns
 
