@@ -459,7 +459,7 @@ def _drawn(size: int, count: int, parts: int, rng: np.random.Generator) -> Ints:
 def _rounded(values: Floats, bits: int) -> Floats:
     """Numbers with so many bits of significand."""
     fraction, exponent = np.frexp(values)
-    return np.asarray(np.ldexp(np.round(fraction * 2.0**bits) / 2.0**bits, exponent))
+    return np.asarray(np.ldexp(np.rint(fraction * 2.0**bits), exponent - bits))
 
 
 def _gamma(n: int, unit_roundoff: float) -> float:
