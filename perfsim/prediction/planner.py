@@ -27,6 +27,8 @@ from perfsim.strategies.three_d.legal import RefusedLayoutError
 
 ESTIMATE_ERROR = 0.02
 """By how much the longest path may exceed a simulated step; more is rare (`reports/regret.md`)."""
+ALIKE_ERROR = 0.01
+"""By how much it may exceed that of another of its kind, once corrected by what that took."""
 TIE_DIGITS = 9
 """Steps that agree in so many digits are equally fast; the order of the estimates decides between them."""
 MOST_CONFIRMED = 16
@@ -180,11 +182,13 @@ def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> list[
     weight = searched.weight[indices]
     runs = [] if beaten_by is None else [(beaten_by.step_time_s * weight_of(beaten_by.plan), beaten_by)]
     best_s = runs[0][0] if runs else np.inf
+    error_of = np.full(len(indices), ESTIMATE_ERROR)
     for number in range(MOST_CONFIRMED):
-        expected_s = np.where(left, searched.estimate_s[indices] * weight * factor, np.inf)
-        if expected_s.min(initial=np.inf) * (1 - ESTIMATE_ERROR) > best_s / question.scale:
+        expected_s = searched.estimate_s[indices] * weight * factor
+        could = left & (expected_s * (1 - error_of) <= best_s / question.scale)
+        if not could.any():
             break
-        nearest = int(expected_s.argmin())
+        nearest = int(np.where(could, expected_s, np.inf).argmin())
         candidate = searched.plan(indices[nearest])
         words = f"{number} of at most {MOST_CONFIRMED} layouts simulated on {question.label}"
         present_limits().in_time(partial(str, words))
@@ -202,6 +206,7 @@ def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> list[
         alike = np.array([other == kind for other in kinds])
         error = step_s / question.scale / candidate.estimate_s
         factor[alike] = np.fmin(factor[alike], error) if tried[kind] else error
+        error_of[alike] = ALIKE_ERROR
         left[nearest] = False
         tried[kind] += 1
         if tried[kind] >= MOST_ALIKE:
