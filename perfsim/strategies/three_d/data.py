@@ -54,6 +54,7 @@ def collective(
     *made: TensorClass,
     name: str = "",
     fan_out: int = 1,
+    beside: Kernel | None = None,
     experts: bool = False,
 ) -> Work:
     """A collective of the ranks of an axis, called by axis and operation unless it has another `name`."""
@@ -68,6 +69,7 @@ def collective(
         group=ranks,
         writes=made,
         fan_out=fan_out,
+        beside=beside,
         experts=experts,
     )
 

@@ -321,9 +321,11 @@ class TensorGroup:
     def _work(self, op: str, product: str, n_bytes: float | None) -> Work:
         if (op, product, n_bytes) not in self._works:
             made = TensorClass("hidden", self.part.activation_bytes)
-            work = collective("tensor", op, made.n_bytes if n_bytes is None else n_bytes, self.ranks, made)
-            work = replace(work, beside=_product(self.part, product)) if self.overlaps else work
-            self._works[op, product, n_bytes] = work
+            moved = made.n_bytes if n_bytes is None else n_bytes
+            beside = _product(self.part, product) if self.overlaps and product else None
+            self._works[op, product, n_bytes] = collective(
+                "tensor", op, moved, self.ranks, made, beside=beside
+            )
         return self._works[op, product, n_bytes]
 
     @cached_property
