@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,14 +18,13 @@ from perfsim.cli.output import json_option, metered
 from perfsim.interop import WRITTEN
 from perfsim.prediction.question import ASKED, Asker, Verify
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Option = Callable[[Any], Any]
+"""What adds to a verb."""
 VERBS: list[click.Command] = []
 """Every verb, in the order of their definition."""
 
 
-def verb(
-    short_help: str, *examples: str, heading: str = "Examples:", parts: bool = False
-) -> Callable[[Callable[..., None]], Any]:
+def verb(short_help: str, *examples: str, heading: str = "Examples:", parts: bool = False) -> Option:
     """Make a function a verb of its name, of `parts` or not, with one line of help and with examples."""
     # A terminal breaks long examples by itself, so that they are copied as one command.
     epilog = "\n".join(["\b", heading, *(f"  {example}" for example in examples)])
@@ -39,21 +38,17 @@ def verb(
     return made
 
 
-def count(
-    name: str, words: str, least: int = 1, most: int | None = None, **known: Any
-) -> Callable[[Function], Function]:
+def count(name: str, words: str, least: int = 1, most: int | None = None, **known: Any) -> Option:
     """An option that is a whole number of this range."""
     return click.option(name, type=click.IntRange(least, most), help=words, **known)
 
 
-def flag(name: str, words: str, *argument: str) -> Callable[[Function], Function]:
+def flag(name: str, words: str, *argument: str) -> Option:
     """An option without a value, for an argument of another name than its own."""
     return click.option(name, *argument, is_flag=True, help=words)
 
 
-def text(
-    name: str, metavar: str, words: str, default: str | None = "", **known: Any
-) -> Callable[[Function], Function]:
+def text(name: str, metavar: str, words: str, default: str | None = "", **known: Any) -> Option:
     """An option that is a text."""
     return click.option(name, metavar=metavar, default=default, help=words, **known)
 
@@ -111,7 +106,7 @@ compare = text(
 )
 
 
-def verify(default: Verify | None, otherwise: str = "") -> Callable[[Function], Function]:
+def verify(default: Verify | None, otherwise: str = "") -> Option:
     """How many products are checked; `otherwise` tells a default that is not the same for all."""
     help_text = f"Execute matrix products of the step in NumPy: none, some, or every class.{otherwise}"
     choices = click.Choice(get_args(Verify))
@@ -123,7 +118,7 @@ scheduler = text(
 )
 
 
-def asks(asker: Asker, *, required: bool = True) -> Callable[[Callable[..., Any]], Any]:
+def asks(asker: Asker, *, required: bool = True) -> Option:
     """The options of a question, from its declaration; the verb gets those that are given as `asked`."""
     known = [entry for entry in ASKED.values() if asker in entry.by]
     ranges: dict[Any, Any] = {int: click.IntRange, float: click.FloatRange}
@@ -184,7 +179,7 @@ def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str
     return given
 
 
-def _pairs_option(argument: str, metavar: str, words: str, option: str = "--set") -> Callable[[Any], Any]:
+def _pairs_option(argument: str, metavar: str, words: str, option: str = "--set") -> Option:
     words += " May be repeated."
     return click.option(option, argument, multiple=True, metavar=metavar, help=words, callback=_pairs)
 
@@ -198,9 +193,7 @@ prices = _pairs_option(
 given = _pairs_option("given", "KEY=VALUE", "A value that FILE lacks or computes, by its name in FILE.")
 
 
-def path(
-    name: str, help_text: str, checked: Callable[[Path, str], None] | None = check_file
-) -> Callable[[Function], Function]:
+def path(name: str, help_text: str, checked: Callable[[Path, str], None] | None = check_file) -> Option:
     """The path of an output, `checked` before anything is computed."""
 
     def check(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
@@ -211,7 +204,7 @@ def path(
     return click.option(name, type=click.Path(path_type=Path), help=help_text, callback=check)
 
 
-def _with(verb: Callable[..., Any], *options: Callable[[Any], Any]) -> Any:
+def _with(verb: Callable[..., Any], *options: Option) -> Any:
     """The verb with these options, in this order."""
     return functools.reduce(lambda made, option: option(made), reversed(options), verb)
 
@@ -264,7 +257,7 @@ class How:
     as_json: bool
 
 
-def answers(out: str, rows: str, processes: str) -> Callable[[Callable[..., Any]], Any]:
+def answers(out: str, rows: str, processes: str) -> Option:
     """The options of a verb that answers a file; the verb gets them as `how`."""
 
     def check_table(path: Path, option: str) -> None:
