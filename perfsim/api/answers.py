@@ -262,8 +262,7 @@ def solve(
         spec = changed_study(spec, asked, catalog).compared(names_of(compare, "compare"))
     spec = priced(spec, prices or {})
     executor = executor_for(jobs, most=len(spec.candidates))
-    conditions = names_of(such_that, "such_that")
-    solved = solve_study(spec, find, conditions, minimise, catalog, executor, progress)
+    solved = solve_study(spec, find, names_of(such_that, "such_that"), minimise, catalog, executor, progress)
     return SolveAnswer(**values_of(solved))
 
 

@@ -38,8 +38,7 @@ def plan(
     if not (isinstance(count, int) and count >= 1):
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
     question = question_of(given, catalog, "plan")
-    planned = plan_on(executor_for(1, scheduler), question, objective, shown)
-    return PlanAnswer(**values_of(planned))
+    return PlanAnswer(**values_of(plan_on(executor_for(1, scheduler), question, objective, shown)))
 
 
 @dataclass(frozen=True, repr=False)

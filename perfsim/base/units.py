@@ -318,8 +318,7 @@ def _number(value: Any, info: ValidationInfo) -> Any:
     if is_number and not info.context:
         return int(value) if value.isdigit() else float(value)
     message = f"`{value[:60]}` is text, a number is expected"
-    help_text = f"write it without quotes: {value.strip()}" if is_number else ""
-    raise refusal(message, help_text)
+    raise refusal(message, f"write it without quotes: {value.strip()}" if is_number else "")
 
 
 Bytes = Annotated[float, *quantity("bytes")]

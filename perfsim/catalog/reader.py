@@ -500,8 +500,7 @@ def _calibrated(spec: SpecT, catalog: Catalog) -> SpecT:
     node = spec.node
     if None not in (node.scale_up.calibration, node.nic.calibration):
         return spec
-    measured = _measured(catalog, "link", LinkSpec)
-    links = [(link, link.calibration) for link in measured if link.calibration]
+    links = [(link, link.calibration) for link in _measured(catalog, "link", LinkSpec) if link.calibration]
     port = node.scale_up.bandwidth * node.lanes(node.devices)
     inside = [(link, known) for link, known in links if known.collectives]
     across = [(link, known) for link, known in links if known.network]
@@ -540,14 +539,13 @@ def _of_link(
         known, key=lambda pair: (abs(math.log(bytes_per_s / pair[0].bandwidth)), pair[0].name)
     )
     factor = bytes_per_s / near.bandwidth
-    collectives = {}
-    for op, segments in calibration.collectives.items():
-        scaled_segments = []
-        for segment in segments:
-            rates = {name: getattr(segment, name) for name in ("bandwidth_bytes_per_s", "local_bytes_per_s")}
-            update = {name: rate * factor for name, rate in rates.items() if rate is not None}
-            scaled_segments.append(segment.model_copy(update=update))
-        collectives[op] = tuple(scaled_segments)
+
+    def faster(segment: Any) -> Any:
+        rates = {name: getattr(segment, name) for name in ("bandwidth_bytes_per_s", "local_bytes_per_s")}
+        known = {name: rate * factor for name, rate in rates.items() if rate is not None}
+        return segment.model_copy(update=known)
+
+    collectives = {op: tuple(map(faster, segments)) for op, segments in calibration.collectives.items()}
     scaled = calibration.model_copy(update={"collectives": collectives})
     words = f"that of the link of nearest bandwidth with one ({near.name}), scaled by it"
     return _borrowing(link, scaled, words)

@@ -182,8 +182,7 @@ def _answer_comparison(name: str, how: options.How) -> None:
     with writing(how.out or Path("reports") / result.name) as folder:
         page = write_comparison(result, folder)
     document = {**plain(result), "report": str(page)}
-    printed = Answer(lambda: document, lambda: comparison_lines(result), page=page)
-    _deliver(printed, how, result.verdict)
+    _deliver(Answer(lambda: document, lambda: comparison_lines(result), page=page), how, result.verdict)
 
 
 @options.verb(

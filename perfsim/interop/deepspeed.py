@@ -146,8 +146,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         # A recipe has to say it, but only the model's limit is known.
         recipe["seq_length"] = min(model.fields["max_position_embeddings"], 4096)
     devices = None if data is None else data * settings.ours["layout.tensor"]
-    layout = settings.layout(devices)
-    return Reading(settings, model, recipe, None if micro is None else layout, devices)
+    return Reading(settings, model, recipe, None if micro is None else settings.layout(devices), devices)
 
 
 TOOL = Tool(

@@ -123,8 +123,7 @@ def _expert_layers(settings: Settings) -> tuple[bool, ...]:
         digits = "".join(block.replace(",", "") * int(times or 1) for block, times in blocks)
         pattern = [digit == "1" for digit in digits]
     else:
-        message = f"{text[:60]!r} is neither a number nor a pattern of 0 and 1"
-        raise settings.error("moe_layer_freq", message)
+        raise settings.error("moe_layer_freq", f"{text[:60]!r} is neither a number nor a pattern of 0 and 1")
     if len(pattern) != layers or not any(pattern):
         words = f"a pattern of {len(pattern)} layers, {sum(pattern)} of them with experts"
         raise settings.error("moe_layer_freq", f"{words}, for {layers} layers")

@@ -156,8 +156,7 @@ class Nearest:
         if model["sliding_window"] is None:
             model["sliding_window_pattern"] = None
         usual = {name: value for name, value in _USUAL.items() if name not in _ALWAYS}
-        missing = {name: count for name, count in lacking.items() if count}
-        return cls(_without(usual, model), missing, remarks)
+        return cls(_without(usual, model), {name: count for name, count in lacking.items() if count}, remarks)
 
 
 def _without(usual: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,8 +188,7 @@ def _regular(pattern: tuple[bool, ...]) -> tuple[int, int]:
     """Layers before the first with experts and their interval, that give this pattern or as many layers."""
     first = pattern.index(True)
     layers = len(pattern)
-    intervals = range(1, min(layers, 64) + 1)
-    candidates = [(start, interval) for start in (first, 0) for interval in intervals]
+    candidates = [(start, interval) for start in (first, 0) for interval in range(1, min(layers, 64) + 1)]
     candidates.append((layers - sum(pattern), 1))
     made = {candidate: _in_layers(layers, *candidate) for candidate in candidates}
     exact = (candidate for candidate, layers_of in made.items() if layers_of == pattern)

@@ -160,8 +160,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     layout = settings.layout(devices)
     if devices is not None:
         batch = batch or at_once * layout.data
-    recipe = settings.recipe | {"global_batch_size": batch}
-    return Reading(settings, settings.model, recipe, layout, devices)
+    return Reading(settings, settings.model, settings.recipe | {"global_batch_size": batch}, layout, devices)
 
 
 TOOL = Tool(

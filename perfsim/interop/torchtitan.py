@@ -123,8 +123,7 @@ def _flavor(settings: Settings) -> Nearest | None:
         settings.gap(f"{words or 'its model'}: {text}", changes_model=True)
         return None
     positions = settings.integer("training.seq_len", default=2048, most=MOST_POSITIONS)
-    of_flavor = {"norm_vectors": 1, "max_position_embeddings": positions}
-    return Nearest.of(known_model(FLAVORS[words]) | of_flavor)
+    return Nearest.of(known_model(FLAVORS[words]) | {"norm_vectors": 1, "max_position_embeddings": positions})
 
 
 def _degree(field: str, name: str, **more: Any) -> Row:

@@ -377,8 +377,7 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
     try:
         return layers_of_stages(value)
     except ValueError as error:
-        advice = "write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L"
-        raise LayoutError(str(error), advice) from None
+        raise LayoutError(str(error), "write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L") from None
 
 
 def _whole_number(value: str, least: int) -> int:
