@@ -24,7 +24,7 @@ from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.costs.price import Costs
-from perfsim.interop.formats import MODEL_IN_CASE
+from perfsim.interop.formats import CASE_WORDS, MODEL_IN_CASE
 from perfsim.interop.source import nested
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
@@ -228,8 +228,7 @@ _KEEPS_QKV = "save_qkv_proj"
 _BY_OPERATOR = "per-op selective"
 """torchtitan's selective recompute, which is its framework's."""
 _DISPATCHERS: Mapping[str | None, Dispatcher] = {
-    "alltoall": "all_to_all",
-    "allgather": "all_gather",
+    **{theirs: ours for ours, theirs in CASE_WORDS["recipe.dispatcher"].items()},
     "deepep": "deepep",
     "hybridep": "deepep",
 }
