@@ -80,14 +80,12 @@ class PerfsimError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem in an input: its place, what is wrong and how to fix it.
-
-    `file` is the path as the user gave it; `line` and `column` count from 1, 0 where unknown.
-    """
+    """One problem in an input: its place, what is wrong and how to fix it."""
 
     message: str
     file: str = ""
     line: int = 0
+    """From 1, as the column; 0 where unknown."""
     column: int = 0
     excerpt: str = ""
     help: str = ""

@@ -116,11 +116,7 @@ def replaced(
     assumed: Mapping[str, str],
     read: Callable[[str, Any], Any] = lambda _, value: value,
 ) -> SpecT:
-    """A copy with the values at dotted paths replaced, each by what `read` makes of a path and its value.
-
-    `assumed` are the reasons that are recorded. Raises CatalogError with every path that leads nowhere, and
-    ValidationError for values that the fields refuse.
-    """
+    """A copy with other values at dotted paths, as `read` makes them; CatalogError has every wrong path."""
     data = spec.model_dump()
     problems: list[Problem] = []
     for path, value in changes.items():
@@ -132,7 +128,7 @@ def replaced(
         raise CatalogError(problems)
     if "assumed" in data:
         data["assumed"] = {**data["assumed"], **assumed}
-    return type(spec).model_validate(data)
+    return type(spec).model_validate(data)  # ValidationError for values that the fields refuse
 
 
 def _put(data: dict[str, Any], path: str, value: Any) -> None:

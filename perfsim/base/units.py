@@ -111,9 +111,8 @@ def quantity_pattern(dimension: Dimension) -> str:
 def parse_quantity(text: str, dimension: Dimension, usual: str = "") -> float:
     """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W).
 
-    Raises InputError where the unit is missing, unknown or of another dimension, and where the
-    value is negative, not finite, or zero for a rate; the error suggests the nearest valid text,
-    which has the `usual` unit where a unit is missing.
+    Raises InputError for a unit that is missing, unknown or of another dimension, and for impossible values,
+    with the nearest valid text, which has the `usual` unit where one is missing.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:

@@ -256,14 +256,11 @@ class Source(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One value of a description, as written, with its source or assumption.
-
-    `source_or_assumption` is the source's title and address, or "assumed: " and the reason; it is
-    empty for structure and for a value that has neither. `source_id` is empty for assumptions.
-    """
+    """One value of a description, as written, with its source or assumption."""
 
     path: str
     value_text: str
     source_or_assumption: str = ""
+    """The source's title and address, or "assumed: " and the reason; empty where a value has neither."""
     source_id: str = ""
     assumed: bool = False

@@ -139,16 +139,14 @@ ChoiceT = TypeVar("ChoiceT")
 
 @dataclass
 class Settings:
-    """The leaves of a file by dotted path; lists are leaves.
-
-    `textual` is for formats whose values are all text, as flags of a command are. `sections` gives, by the
-    first section of a name (`model.`, or "" for a name without one), all sections where it may stand.
-    """
+    """The leaves of a file by dotted path; lists are leaves."""
 
     source: Source
     values: Mapping[str, Any]
     textual: bool = False
+    """Whether all values are text, as flags of a command are."""
     sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By the first section of a name (`model.`, or "" without one) all sections where it may stand."""
     used: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
     """Keys that stand in the file with values that it does not tell."""
