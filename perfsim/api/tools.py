@@ -205,8 +205,7 @@ def why(
 def why_measured(measured: str | float, **given: Any) -> GapExplained:
     """The inputs that would explain a measured step, the likeliest first.
 
-    `measured` is text with a unit (`5.4 s`) or seconds; the rest are arguments of `predict`. Raises what it
-    raises.
+    `measured` is text with a unit (`5.4 s`) or seconds; the rest is given, and refused, as of `predict`.
     """
     if isinstance(measured, str):
         try:
@@ -290,8 +289,7 @@ class Model(TransformerConfig):
 def validate(file: str | Path, catalog: Catalog | None = None) -> Validation:
     """Predict the runs of a file of cases and compare with what was measured.
 
-    `published_cases` lists the files that come with perfsim. Raises InputError for a file that is not there
-    or that is malformed; a case that cannot be predicted is listed in `failed`.
+    Raises InputError for a file that is malformed; a case that cannot be predicted is listed in `failed`.
     """
     if not isinstance(file, (str, Path)):
         raise InputError(f"validate: a path is expected, not {file!r}")

@@ -143,11 +143,8 @@ def parse_quantity(text: str, dimension: Dimension, usual: str = "") -> float:
 def _bare_number(number: float, dimension: Dimension, usual: str = "") -> InputError:
     """The error for a number without a unit; it suggests the most likely quantity."""
     meant = f"{number:g} {usual or _UNITS[dimension].usual}"
-    if (
-        not usual
-        and math.isfinite(number)
-        and (abs(number) >= 1e6 or (dimension == "seconds" and 0 < number < 1))
-    ):
+    odd = abs(number) >= 1e6 or (dimension == "seconds" and 0 < number < 1)
+    if odd and not usual and math.isfinite(number):
         meant = format_quantity(abs(number), dimension)
     return _refusal(f"{number:g} has no unit; {_UNITS[dimension].meaning} is expected", dimension, meant)
 

@@ -22,7 +22,6 @@ Scalar = str | int | float | bool | None
 Loc = tuple[object, ...]
 """Keys and indices that lead to a value."""
 
-_NULLS = {"", "~", "null", "Null", "NULL"}
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _OTHER_BASE = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
@@ -34,7 +33,7 @@ _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 def resolve_plain(text: str) -> Scalar:
     """Turn an unquoted scalar into None, bool, int, float or str; InputError for numbers that are refused."""
-    if text in _NULLS:
+    if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in _BOOLEANS:
         return _BOOLEANS[text]
@@ -63,7 +62,6 @@ except ImportError:  # PyYAML was built without libyaml
 
 _MAX_DEPTH = 60
 _TOO_DEEP = f"nested more than {_MAX_DEPTH} levels deep"
-_QUOTED = {"'", '"', "|", ">"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +233,7 @@ class _Builder:
         elif isinstance(event, yaml.ScalarEvent):
             text = str(event.value)
             node = Node(mark, text, text)
-            if event.style not in _QUOTED:
+            if event.style not in ("'", '"', "|", ">"):
                 try:
                     node.value = resolve_plain(text)
                 except InputError as error:

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from perfsim.specs.model import Experts, TransformerConfig
 from perfsim.work.counts import parameters
 
-SMALL = 0.005
-"""Share of the parameters up to which a difference is a remark and not another model."""
 _ALWAYS = ("position_embedding", "gated_mlp", "tied_embeddings", "bias")
 """Fields that are written although they may have their default."""
 _KNOWN = TransformerConfig.model_fields
@@ -84,7 +82,8 @@ class Nearest:
         described = self.described
         count = described + lacking
         words = f"{', '.join(self.lacking)}: the description has {described:,} parameters, the file {count:,}"
-        return [*self.remarks, Gap(words, changes_model=abs(described / count - 1) > SMALL)]
+        # A smaller difference is a remark, and not another model.
+        return [*self.remarks, Gap(words, changes_model=abs(described / count - 1) > 0.005)]
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Nearest:

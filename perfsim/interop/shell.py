@@ -246,9 +246,7 @@ def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, s
     # Lines that begin with a flag count as one command.
     bare = [command for command in script.commands if command and command[0].startswith("--")]
     commands.append([word for command in bare for word in command])
-    has_it = (
-        words for words in commands if needed in [word.split("=")[0].replace("_", "-") for word in words]
-    )
+    has_it = (own for own in commands if needed in [word.split("=")[0].replace("_", "-") for word in own])
     # Where no command has it, as in a file of argument arrays, the flags of all variables are taken.
     words = next(has_it, " ".join(variables.values()).split())
     flags: dict[str, str | bool] = {}
