@@ -100,8 +100,8 @@ class StudyAnswer(StudyResult, Reported):
         """The time of one candidate over the time of another, with its 90 % band.
 
         Without `over` it is over the first, on the wall and from the draws of the decision; else of healthy
-        steps. Candidates are named as `16 CS-2`, `16 x cs-2` or by their whole label; InputError has the labels
-        for a name that fits none or several of them.
+        steps. Candidates are named as `16 CS-2`, `16 x cs-2` or by their whole label. Raises InputError with
+        the labels for a name that fits none or several of them.
         """
         first = called(over, self.candidates) if over else self.best
         row = called(candidate, self.candidates)
