@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ValidationError
 
@@ -73,8 +73,7 @@ def schema_text(schema: dict[str, Any]) -> str:
 # `perfsim check`: a file of any kind read with everything that it names, and nothing computed.
 
 
-@dataclass(frozen=True)
-class _Checked:
+class _Checked(NamedTuple):
     """A file without mistakes: its kind, and what it holds in words."""
 
     file: str

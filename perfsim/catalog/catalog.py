@@ -23,8 +23,6 @@ from perfsim.specs.recipe import Recipe
 
 PATH_VARIABLE = "PERFSIM_PATH"
 """Directories searched before perfsim's own, each laid out like the project: hardware/, ..."""
-_SECTIONS = ("hardware", "workloads", "studies")
-"""The folders of a root, each with its own register of sources."""
 
 
 class Catalog:
@@ -171,7 +169,8 @@ class Catalog:
             return self._sources
         sources: dict[str, Source] = {}
         problems: list[Problem] = []
-        registers = (root / section / "sources.yaml" for root in self.roots for section in _SECTIONS)
+        sections = ("hardware", "workloads", "studies")
+        registers = (root / section / "sources.yaml" for root in self.roots for section in sections)
         for path in filter(Path.is_file, registers):
             node, wrong = Node.read(path)
             problems += wrong

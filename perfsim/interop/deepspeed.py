@@ -18,8 +18,6 @@ from perfsim.interop.tool import Chosen, Reading, Row, Tool
 from perfsim.specs.layout import ParallelLayout
 
 WIRES = {name: name for name in ("fp32", "fp16", "bf16")}
-SHARDED = 3
-"""The ZeRO stage that shards parameters."""
 PLACES = {"cpu": "cpu", "nvme": "nvme"}
 BUFFERS = "pin_memory nvme_path buffer_count buffer_size max_in_cpu fast_init pipeline_read"
 """Settings of offload that do not change what moves."""
@@ -31,7 +29,7 @@ SIGNS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gp
 def _tensor(chosen: Chosen) -> int | None:
     layout = chosen.layout
     # AutoTP trains with ZeRO stages up to 2.
-    return layout.tensor if layout.tensor > 1 and layout.zero_stage < SHARDED else None
+    return layout.tensor if layout.tensor > 1 and layout.zero_stage <= 2 else None
 
 
 def _place(states: str, earlier: str, least_stage: int) -> Row:
@@ -65,7 +63,7 @@ ROWS: tuple[Row, ...] = (
     Row.same("layout.zero_stage", "zero_optimization.stage", default=0, least=0, most=3),
     Row.same("layout.shard_group", "zero_optimization.mics_shard_size"),
     _place("optimizer", "cpu_offload", 1),
-    _place("param", "cpu_offload_params", SHARDED),
+    _place("param", "cpu_offload_params", 3),
     *(Row.known(f"zero_optimization.offload_{own}.{name}") for own in STATES for name in BUFFERS.split()),
     tool.share_on_cpu("zero_optimization.offload_optimizer.ratio"),
     Row.word("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),

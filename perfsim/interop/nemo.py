@@ -23,7 +23,6 @@ ROOTS = (
     *("model.tokenizer.", "tokenizer.", ""),
 )
 """Sections in which a name of Megatron's is looked for, in this order."""
-INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 SIGNS = {"tensor_model_parallel_size", "_target_", "encoder_seq_length", "kv_channels", "num_attention_heads"}
 
 
@@ -55,7 +54,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
 def _resolved(values: Mapping[str, Any], name: str, value: Any, depth: int = 0) -> Any:
     """A value with `${path}`, `${.sibling}` and `${multiply: a, b}` written out; None if it is not told."""
     for _ in range(depth, 20):  # interpolations that refer to one another
-        match = INTERPOLATION.search(value) if isinstance(value, str) else None
+        match = re.search(r"\$\{([^{}]*)\}", value) if isinstance(value, str) else None
         if match is None:
             return None if value == "???" else value
         content, colon, arguments = (part.strip() for part in match[1].partition(":"))

@@ -282,8 +282,6 @@ class StreamingLayout:
 SHORT_NAMES = {axis.short: name for name, axis in AXES.items() if axis.short}
 OTHER_NAMES = {"pipeline_layout": "layers_per_stage"}
 """Further names that texts may use."""
-_STAGES = re.compile(r"[EtL|()*\d\s]+")
-"""A part of `pipeline_layout`."""
 
 
 def settings(text: str) -> Iterator[tuple[str, str, str]]:
@@ -291,7 +289,7 @@ def settings(text: str) -> Iterator[tuple[str, str, str]]:
     parts: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         # Commas may stand inside the stages of `pipeline_layout`, where Megatron-Core ignores them.
-        if parts and _STAGES.fullmatch(part) and _long_name(parts[-1]) == "layers_per_stage":
+        if parts and re.fullmatch(r"[EtL|()*\d\s]+", part) and _long_name(parts[-1]) == "layers_per_stage":
             parts[-1] += part
         else:
             parts.append(part)

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from perfsim.specs.precisions import PRECISIONS
 
-_ERA_OF_2021 = ("v100", "a100")
-"""Devices whose public runs were made before fused attention and Transformer Engine."""
 RUNTIMES: Mapping[str, str] = {
     "primus-te": "primus",
     "torchtitan": "torchtitan",
@@ -33,8 +31,8 @@ class Stack(NamedTuple):
 
 
 def of_2021(device: str) -> bool:
-    """Whether a device is of the generations before Transformer Engine."""
-    return device.startswith(_ERA_OF_2021)
+    """Whether public runs on a device were made before fused attention and Transformer Engine."""
+    return device.startswith(("v100", "a100"))
 
 
 def usual_stack(
