@@ -9,9 +9,7 @@ from collections.abc import Collection, Iterable
 
 OTHER_NAMES = {
     "ddp": "data",
-    "fsdp": "zero3",
-    "fsdp1": "zero3",
-    "fsdp2": "zero3",
+    **dict.fromkeys(("fsdp", "fsdp1", "fsdp2"), "zero3"),
     "gpus": "devices",
     "megatron": "3d",
     "rope": "rotary",

@@ -24,7 +24,7 @@ from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.costs.price import Costs
-from perfsim.interop.formats import CASE_WORDS, MODEL_IN_CASE
+from perfsim.interop.formats import CASE, CASE_WORDS
 from perfsim.interop.source import nested
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
@@ -135,7 +135,8 @@ class ModelRow(_CaseSpec):
 
     def described(self) -> TransformerConfig:
         """The model. Raises ValueError for fields that contradict each other."""
-        fields = nested({ours: getattr(self, name) for ours, name in MODEL_IN_CASE.items()})
+        known = {ours: name.partition(".")[2] for ours, name in CASE.items() if ours.startswith("model.")}
+        fields = nested({ours: getattr(self, name) for ours, name in known.items()})["model"]
         fields["experts"]["ffn_hidden_size"] = self.moe_ffn_hidden_size or self.ffn_hidden_size
         fields["latent_attention"]["q_lora_rank"] = self.q_lora_rank or None
         is_latent = self.attention_type == "mla"

@@ -99,8 +99,6 @@ def _messages() -> dict[str, Any]:
 
 SUFFIX = ".et"
 MICROSECONDS = 1e6
-MOST_MESSAGE = 1 << 26
-"""Bytes of one message; a longer one is no trace."""
 
 
 @dataclass(frozen=True)
@@ -353,7 +351,7 @@ def _split(data: bytes) -> list[bytes]:
     while varint := re.compile(rb"[\x80-\xff]{0,4}[\x00-\xff]").match(data, offset):
         length = sum((group & 0x7F) << 7 * position for position, group in enumerate(varint[0]))
         offset = varint.end() + length
-        if length > MOST_MESSAGE or offset > len(data):
+        if length > 1 << 26 or offset > len(data):  # a longer message is none of a trace
             raise ValueError(f"a message of {length} bytes at byte {varint.end()} goes beyond the end")
         parts.append(data[varint.end() : offset])
     if not parts:

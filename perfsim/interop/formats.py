@@ -53,12 +53,6 @@ CASE = {
     for (owner, _, section), names in ((parts.split(), names) for parts, names in IN_CASE.items())
     for name, _, other in (word.partition("=") for word in names.split())
 }
-MODEL_IN_CASE = {
-    ours.removeprefix("model."): name.removeprefix("model.")
-    for ours, name in CASE.items()
-    if ours.startswith("model.")
-}
-"""What a case calls the fields of a model."""
 CASE_WORDS: Mapping[str, Mapping[Any, Any]] = {
     "layout.context_exchange": {"all_to_all": "a2a"},
     "recipe.dispatcher": {"all_to_all": "alltoall", "all_gather": "allgather"},
