@@ -124,8 +124,7 @@ def _kind_of_file(path: Path, catalog: Catalog) -> str:
 def _study(path: Path, catalog: Catalog) -> str:
     spec = load_study(str(path), catalog)
     reasons = {refused.label: f" (no answer: {refused.reason})" for refused in refusals(spec)}
-    labels = [point.label for point in spec.points]
-    machines = [f"{label}{reasons.get(label, '')}" for label in labels]
+    machines = [f"{point.label}{reasons.get(point.label, '')}" for point in spec.points]
     return f"{spec.model.name} by {spec.recipe.name} on {'; '.join(machines)}"
 
 

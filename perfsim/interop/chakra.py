@@ -97,7 +97,6 @@ def _messages() -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(message) for name, message in descriptors.items()}
 
 
-SUFFIX = ".et"
 MICROSECONDS = 1e6
 
 
@@ -200,7 +199,7 @@ class ExecutionTrace:
             attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
             metadata = _messages()["GlobalMetadata"](version="0.0.4", attr=_attributes(attributes))
             messages = [metadata, *(node.message() for node in _nodes(trace, rank, inside))]
-            file = path.parent / f"{path.name.removesuffix(SUFFIX)}.{rank}{SUFFIX}"
+            file = path.parent / f"{path.name.removesuffix('.et')}.{rank}.et"
             written.append(write_file(file, b"".join(map(_delimited, messages))))
         return written
 

@@ -26,7 +26,6 @@ from perfsim.engine.trace import Span, Trace
 from perfsim.work import WHOLE_DEVICE, Kind
 from perfsim.work.graph import block_name
 
-NANOSECONDS = 1e9
 MOST_DETAILED = 50_000
 """Tasks of a trace above which arrows and counters are left out: Perfetto opens files of some hundred MB."""
 Event = dict[str, Any]
@@ -43,8 +42,8 @@ class _Events:
         self.shares = shares
         self.waited_for = trace.waited_for.tolist()
         self.waited_s = trace.waited_s.tolist()
-        self.start_ns = np.rint(trace.start_s * NANOSECONDS).astype(np.int64)
-        self.end_ns = np.rint(trace.end_s * NANOSECONDS).astype(np.int64)
+        self.start_ns = np.rint(trace.start_s * 1e9).astype(np.int64)
+        self.end_ns = np.rint(trace.end_s * 1e9).astype(np.int64)
         # A device, or the devices that meet, are what stands before the first slash of a stream's name.
         owners = [stream.split("/", 1)[0] for stream in self.graph.streams]
         self.devices = {device: number for number, device in enumerate(dict.fromkeys(owners))}

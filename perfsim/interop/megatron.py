@@ -394,7 +394,7 @@ def _reduced(settings: Settings) -> str | None:
     return "fp16" if settings.ours["recipe.precision"] == "fp16" and not wide else None
 
 
-def _attention(settings: Settings) -> str | None:
+def _kernel(settings: Settings) -> str | None:
     backend = settings.text("attention_backend").casefold().removeprefix("attnbackend.")
     flagged = settings.flag("use_flash_attn") or settings.flag("use_flash_attention")
     if flagged or backend in ("flash", "fused", "auto"):
@@ -443,9 +443,7 @@ RECIPE: tuple[Row, ...] = (
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
     Row.grad_bucket("ddp_bucket_size bucket_size"),
-    Row.spelled(
-        "runtime.attention", "attention_backend", {"flash": "flash", "standard": "unfused"}, _attention
-    ),
+    Row.spelled("runtime.attention", "attention_backend", {"flash": "flash", "standard": "unfused"}, _kernel),
     # Megatron has both dropouts where a file does not tell.
     Row.spelled(
         "recipe.dropout",

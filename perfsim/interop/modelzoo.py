@@ -69,9 +69,7 @@ def _groups(settings: Settings) -> int | None:
 
 def _embedding(settings: Settings) -> str:
     key = "model.position_embedding_type"
-    embedding = settings.choice(
-        (key,), {**POSITIONS, **dict.fromkeys((*TABLELESS, "none"), "none")}, "learned"
-    )
+    embedding = settings.choice((key,), POSITIONS | dict.fromkeys((*TABLELESS, "none"), "none"), "learned")
     if settings.text(key) in TABLELESS:
         settings.gap(f"{settings.text(key)} positions; described without a table of positions")
     return embedding if settings.flag("model.use_position_embedding", default=True) else "none"

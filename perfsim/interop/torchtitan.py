@@ -41,7 +41,7 @@ SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
     "InterleavedZeroBubble": "interleaved",
 }
 ON_CPU: Mapping[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
-PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
 FLAVORS = {
     "llama2 7b": "llama_7b",
     "llama2 13b": "llama_13b",
@@ -57,7 +57,6 @@ PRINTED = re.compile(r"Running with (?:args|configs?|config): *(?=\{)")
 MOST_PRINTED = 200_000
 IN_PYTHON = "Trainer.Config"
 """The class of a configuration in Python."""
-MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]")
 
 
 def _staged(chosen: Chosen) -> bool:
@@ -108,7 +107,7 @@ def _schedule(settings: Settings) -> str:
 
 
 def _precision(settings: Settings) -> str:
-    words = {name: precision for precision, name in PRECISIONS.items() if precision != "tf32"}
+    words = {name: precision for precision, name in DTYPES.items() if precision != "tf32"}
     precision = settings.choice(("training.mixed_precision_param",), words, "bf16")
     converters = str(settings.raw("model.converters"))[:1000]
     eight = "float8" in converters or settings.flag("float8.enable_float8_linear")
@@ -139,9 +138,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row.same("recipe.global_batch_size", "training.global_batch_size", least=-1),
     Row.same("recipe.seq_length", "training.seq_len"),
-    Row.spelled(
-        "recipe.precision", "training.mixed_precision_param model.converters", PRECISIONS, _precision
-    ),
+    Row.spelled("recipe.precision", "training.mixed_precision_param model.converters", DTYPES, _precision),
     Row("recipe.reduce_precision", "training.mixed_precision_reduce", lambda _: "float32"),
     _degree(
         "(groups of shards)",
@@ -196,7 +193,7 @@ ROWS: tuple[Row, ...] = (
     Row.known("job.config_file job.print_config job.description job.dump_folder"),
     tool.EQUAL_DENSE_LAYERS,
     Row("layout.offloads"),
-    Row.refuses("recipe.precision", f"it trains in {' or '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
+    Row.refuses("recipe.precision", f"it trains in {' or '.join(DTYPES)}, not {{}}", unless=DTYPES),
     Row.refuses(
         "layout.zero_stage",
         "context ranks shard together, so shard_group must be a multiple of context",
@@ -231,7 +228,7 @@ def _read(source: Source, document: Any) -> Reading:
         document = _printed(source, text) if PRINTED.search(text) else _assigned(source, text)
     settings = Settings.of(source, document, SECTIONS).read(ROWS)
     model = (model_beside(source) if source.model else None) or _flavor(settings)
-    mesh = MESH.search(text)
+    mesh = re.search(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]", text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
     layout, devices = _read_layout(settings, world, {} if model is None else model.fields)
     usual = {"attention": "flash", "dropout": False, "overlap_grad_reduce": True, "framework": "torchtitan"}

@@ -193,7 +193,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward never", *_TITAN, (2,)),
             Runs("shard_group", "parallelism.data_parallel_replicate_degree", *_TITAN),
             Runs(
-                "tensor", "parallelism.tensor_parallel_degree", *_TITAN, needs={"sequence_parallel": (True,)}
+                "tensor", "parallelism.tensor_parallel_degree", *_TITAN, needs={"sequence_parallel": [True]}
             ),
             Runs("sequence_parallel", "parallelism.tensor_parallel_degree", *_TITAN),
             Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN),
