@@ -68,7 +68,8 @@ def _lost(taken: Floats, bound: Floats) -> Floats:
     `taken` and `bound` have columns for units and memory bandwidth.
     """
     taken = np.minimum(taken, MOST_TAKEN)
-    longer = (taken / (1.0 - taken) * bound).sum(axis=1, keepdims=True)
+    slower = taken / (1.0 - taken) * bound
+    longer = slower[:, :1] + slower[:, 1:]
     return np.asarray(longer / (1.0 + longer))
 
 

@@ -151,9 +151,9 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
     inputs = sequences * (inputs + np.where(ranks.last, sizes.head_inputs, 0.0))
     # Of the moments that may be the peak the one at which a rank holds most of both.
     moments = _in_flight(job, columns, ranks)
-    held = moments * np.stack([sequences * kept, inputs], axis=-1)[:, :, None]
-    at = held.sum(axis=-1).argmax(axis=-1)[:, :, None, None]
-    activations, weight_inputs = np.moveaxis(np.take_along_axis(held, at, axis=2)[:, :, 0], -1, 0)
+    held = moments[..., 0] * (sequences * kept)[..., None], moments[..., 1] * inputs[..., None]
+    at = (held[0] + held[1]).argmax(axis=-1)[..., None]
+    activations, weight_inputs = (np.take_along_axis(part, at, axis=-1)[..., 0] for part in held)
     # Temporaries of one pass: a recomputed layer, or the logits on the last stage; exchanges.
     layer = np.where(columns.recompute[:, None] > 0, ranks.largest_of(sizes.keeps_all - sizes.keeps), 0.0)
     passing = np.maximum(layer, np.where(ranks.last, sizes.logits, 0.0))

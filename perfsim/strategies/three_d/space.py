@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from perfsim.base.arrays import Bools, Floats, Ints
+from perfsim.base.arrays import Bools, Floats, Ids, Ints
 from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
@@ -172,7 +172,9 @@ class Columns:
         return job.global_batch_size // (self.data * self.micro_batch)
 
     def rows(self, chosen: Ints | Bools | slice) -> Columns:
-        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        numbered = isinstance(chosen, np.ndarray) and chosen.dtype != np.bool_
+        rows = chosen if numbered else np.arange(len(self))[chosen]
+        columns = {name: getattr(self, name).take(rows) for name in _COLUMNS}
         return Columns(**columns, divisions=self.divisions)
 
     def ranks(self) -> RankColumns:
@@ -242,7 +244,7 @@ def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
 
 def taken(table: Table, rows: Ints) -> Table:
     """The rows of a named tuple of columns."""
-    return type(table)(*(column[rows] for column in table))
+    return type(table)(*(column.take(rows, axis=0) for column in table))
 
 
 LONG_SEQUENCE = 16_384
@@ -296,7 +298,7 @@ def layout_space(
         if is_legal(topology.num_devices // tensor // context // pipeline, pipeline)
     ]
     divisions = _table(tuple(dict.fromkeys(pipeline for *_, pipeline in degrees)), shape)
-    parts = [np.zeros((len(_COLUMNS), 0), dtype=np.int64)]
+    parts = [np.zeros((len(_COLUMNS), 0), dtype=np.int32)]
     for tensor, context, exchange, pipeline in degrees:
         pairs = _expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees)
         if experts := [pair for pair in pairs if runs(expert=pair[0], expert_tensor=pair[1])]:
@@ -425,7 +427,7 @@ def _combined(
     divisions: Divisions,
     numbers: Ints,
     zero_stage: int | None,
-) -> Ints:
+) -> Ids:
     """The layouts of some degrees of tensor, context, exchange and pipeline, shape (columns, rows).
 
     They combine expert degrees, `numbers` of `divisions`, micro-batch sizes, ZeRO stages with shards,
@@ -460,7 +462,7 @@ def _combined(
         if runs(recompute=MODES[mode], recompute_every=every)
     ]
     if not (sharded and splits and modes):
-        return np.zeros((len(_COLUMNS), 0), dtype=np.int64)
+        return np.zeros((len(_COLUMNS), 0), dtype=np.int32)
     microbatches = share // np.array(sizes, dtype=np.int64)
     in_groups, fills_only, joins = (
         divisions.of_schedules(trait)[numbers, None] for trait in ("in_groups", "fills_only", "joins")
@@ -492,7 +494,7 @@ def _combined(
         "expert_tensor": expert_tensor,
         **dict.fromkeys(OFFLOADS, 0),
     }
-    return np.array([np.broadcast_to(columns[name], len(at[0])) for name in _COLUMNS])
+    return np.array([np.broadcast_to(columns[name], len(at[0])) for name in _COLUMNS], dtype=np.int32)
 
 
 def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:
