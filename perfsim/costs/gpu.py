@@ -107,6 +107,7 @@ class HostCosts:
 MATRIX_CORE_ROW_BYTES = 16
 """Matrix cores need rows of 16 bytes: a 16-bit product uses them only if n and k are multiples of 8 (NVIDIA,
 Matrix Multiplication Background User's Guide)."""
+_COLLECTIVES = frozenset(get_args(CollectiveOp))
 COLLECTIVE_LAUNCHES = 3
 """Host launches of one collective: a wait on the communication stream, the kernel, the wait for it."""
 
@@ -365,7 +366,7 @@ class GpuCosts(GpuKernels, Costs):
         """The operation of a communication, and how its group lies over nodes."""
         if work.group is None:
             raise GraphError(f"communication {work.name} has no group")
-        if work.op not in get_args(CollectiveOp):
+        if work.op not in _COLLECTIVES:
             raise GraphError(f"communication {work.name} is {work.op}, which no model prices")
         return cast(CollectiveOp, work.op), self.group(work.group)
 

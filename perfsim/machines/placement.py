@@ -133,10 +133,12 @@ def _routes(rows: Ids, links: Ids, times: Ints, capacities: Floats) -> tuple[dic
         share = times / capacities[links]
     starts = np.flatnonzero(np.diff(links, prepend=-1))
     # Of equal links the first is kept.
-    unlike: dict[tuple[bytes, bytes], slice] = {}
+    unlike: dict[bytes, slice] = {}
+    crossed = np.stack([rows, share.view(np.int64)], axis=1)
+    entry = crossed.strides[0]
+    data = crossed.tobytes()
     for start, end in pairwise([*starts.tolist(), len(links)]):
-        of_link = slice(start, end)
-        unlike.setdefault((rows[of_link].tobytes(), share[of_link].tobytes()), of_link)
+        unlike.setdefault(data[entry * start : entry * end], slice(start, end))
     kept: list[slice] = []
     by_row: dict[int, list[dict[int, float]]] = {}
     most_first = sorted(unlike.values(), key=lambda of: (of.start - of.stop, -sum(share[of].tolist())))

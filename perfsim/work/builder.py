@@ -306,7 +306,8 @@ def _reordered(
 ) -> tuple[dict[str, Ints], Ints]:
     """Tasks in another order, and the handles of their tensors; both are numbered from the first."""
     writes = columns["num_writes"]
-    new_task = np.argsort(order)
+    new_task = np.empty_like(order)
+    new_task[order] = np.arange(len(order))
     shift = offsets(writes[order])[:-1][new_task] - offsets(writes)[:-1]
     new_tensor = np.arange(writes.sum()) + np.repeat(shift, writes)
     moved = {name: columns[name][order] for name in _ROW}
