@@ -440,7 +440,7 @@ def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: np.random.G
                 result = x @ w
         return result.astype(np.float64)
 
-    left, right = (_rounded(2.0 * rng.random(size) - 1.0, bits) for size in sizes)
+    left, right = (_rounded(rng.uniform(-1.0, 1.0, size), bits) for size in sizes)
     error = np.abs(computed(left, right) - left @ right) / np.maximum(np.abs(left) @ np.abs(right), 1e-38)
     left, right = (rng.integers(-INTEGERS, INTEGERS + 1, size).astype(np.float64) for size in sizes)
     relative_error = float(np.where(np.isfinite(error), error, np.inf).max())
@@ -459,7 +459,9 @@ def _drawn(size: int, count: int, parts: int, rng: np.random.Generator) -> Ints:
 def _rounded(values: Floats, bits: int) -> Floats:
     """Numbers with so many bits of significand."""
     fraction, exponent = np.frexp(values)
-    return np.asarray(np.ldexp(np.rint(fraction * 2.0**bits), exponent - bits))
+    fraction *= 2.0**bits
+    exponent -= bits
+    return np.asarray(np.ldexp(np.rint(fraction, out=fraction), exponent, out=fraction))
 
 
 def _gamma(n: int, unit_roundoff: float) -> float:
