@@ -106,7 +106,7 @@ class StudyAnswer(StudyResult, Reported):
         first = called(over, self.candidates) if over else self.best
         row = called(candidate, self.candidates)
         if first is self.best:
-            ratio = self.decision.outcomes[self.candidates.index(row)].ratio
+            ratio = self.decision.of(row.label).ratio
             return RatioBand(ratio.typical, ratio.low, ratio.high)
         return ratio_of(row, first)
 

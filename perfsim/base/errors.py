@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from perfsim.base.text import did_you_mean
 
@@ -234,8 +234,14 @@ def within_floats(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
 
 # Entry points of other packages, whose errors name the entry point.
 
-GROUPS = ("perfsim.strategies", "perfsim.machines")
 Made = TypeVar("Made")
+
+
+def plug_ins(*rooms: Literal["strategies", "machines"]) -> list[EntryPoint]:
+    """The entry points of other packages in the groups of these rooms, such as `perfsim.strategies`."""
+    from importlib.metadata import entry_points  # only where a question needs them
+
+    return [point for room in rooms for point in entry_points(group=f"perfsim.{room}")]
 
 
 def made_by(point: EntryPoint, use: Callable[[Any], Made]) -> Made:
@@ -254,14 +260,12 @@ def described(point: EntryPoint) -> str:
 def blamed(error: BaseException) -> str:
     """What a plug-in raised, in one line, where its code is in the traceback; else empty."""
     import traceback
-    from importlib.metadata import entry_points
 
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for group in GROUPS:
-        for point in entry_points(group=group):
-            package = point.module.partition(".")[0]
-            if package != "perfsim" and any(name.partition(".")[0] == package for name in modules):
-                return f"{described(point)} failed: {_in_one_line(error)}"
+    for point in plug_ins("strategies", "machines"):
+        package = point.module.partition(".")[0]
+        if package != "perfsim" and any(name.partition(".")[0] == package for name in modules):
+            return f"{described(point)} failed: {_in_one_line(error)}"
     return ""
 
 

@@ -63,7 +63,7 @@ class CaseBand:
         except PerfsimError:
             return None
         without = record["group"] if record and left_out_s else ""
-        accuracy = Accuracy.of(run.plan, run.hidden_communication_fraction, without=without)
+        accuracy = Accuracy.of(run.plan, run.trace.hidden_share, without=without)
         centre_s = left_out_s or run.step_time_s
         factor = 1.0 + accuracy.step_time_error
         return cls(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
@@ -310,7 +310,7 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
         predicted_s=evaluation.step_time_s,
         asked_s=None if isinstance(asked_s, PerfsimError) else asked_s,
         band=CaseBand.of(placed),
-        hidden_communication=evaluation.hidden_communication_fraction,
+        hidden_communication=evaluation.trace.hidden_share,
         peak_gib=evaluation.plan.peak_memory_bytes / 2**30 if case.measured.peak_memory_gib else None,
     )
 

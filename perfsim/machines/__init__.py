@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.metadata import entry_points
 
-from perfsim.base.errors import InputError, Problem, UnknownNameError, made_by
+from perfsim.base.errors import InputError, Problem, UnknownNameError, made_by, plug_ins
 from perfsim.costs.price import Costs
 from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine, Network, Unknown
 from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.network import Topology
-from perfsim.specs.hardware import MACHINE_PLUGINS, SYSTEM_CLASSES, SystemSpec
+from perfsim.specs.hardware import SYSTEM_CLASSES, SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.recipe import Recipe
 from perfsim.strategies import Strategy, strategy
@@ -36,11 +35,10 @@ def machine(kind: str) -> Machine:
     """The machine of a kind; InputError suggests the nearest name."""
     if kind in MACHINES:
         return MACHINES[kind]
-    installed = entry_points(group=MACHINE_PLUGINS)
-    for point in installed:
-        if point.name == kind:
-            return made_by(point, lambda load: _checked(load()))
-    raise UnknownNameError("kind of system", kind, sorted({*MACHINES, *installed.names}))
+    installed = {point.name: point for point in plug_ins("machines")}
+    if kind in installed:
+        return made_by(installed[kind], lambda load: _checked(load()))
+    raise UnknownNameError("kind of system", kind, sorted({*MACHINES, *installed}))
 
 
 def register(machine: Machine) -> None:

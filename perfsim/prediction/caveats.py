@@ -285,7 +285,7 @@ def _above(code: str, value: float, published: Sequence[float], words: str) -> I
 def _of_run(evaluation: Evaluation) -> Iterator[Caveat]:
     """A step that hides more, uses devices better or is scaled more than published runs show."""
     plan = evaluation.plan
-    hidden = Hidden.of(plan, evaluation.hidden_communication_fraction)
+    hidden = Hidden.of(plan, evaluation.trace.hidden_share)
     factor = hidden.share / hidden.published if hidden.published else inf
     if hidden.cost and factor > MARGIN:
         words = (

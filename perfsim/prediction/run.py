@@ -232,14 +232,9 @@ class Evaluation:
         return sum(exposed) / self.step_time_s
 
     @cached_property
-    def hidden_communication_fraction(self) -> float:
-        """Share of the step in which a device communicates while it computes."""
-        return self.trace.hidden_share
-
-    @cached_property
     def accuracy(self) -> Accuracy:
         """The errors on the published runs most like the plan, and the 90 % band of the step time."""
-        published = Accuracy.of(self.plan, self.hidden_communication_fraction)
+        published = Accuracy.of(self.plan, self.trace.hidden_share)
         own = self.cluster and [case.residual for case in self.cluster.cases]
         return published.among(own) if own else published
 

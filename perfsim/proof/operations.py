@@ -23,7 +23,6 @@ from perfsim.proof.parameters import WORDS, Share, Weights
 from perfsim.specs.layout import RECOMPUTED
 from perfsim.specs.runtime import Runtime
 from perfsim.work import HEAD
-from perfsim.work.tensors import latent_of
 
 Gradients = list[tuple[str, Callable[[], Floats]]]
 """Gradients of weights by their names, computed when they are called."""
@@ -434,7 +433,7 @@ def _heads(tape: Tape, x: Node) -> tuple[Node, ...]:
 def _latent_heads(tape: Tape, z: Node) -> tuple[Node, ...]:
     """Queries, and keys with values, through latents [2405.04434]; all heads have one rotary part of keys."""
     share = tape.share
-    latent = latent_of(share.model)
+    latent = share.model.given_latents()
     plain = latent.qk_nope_head_dim
     narrow = z
     if latent.q_lora_rank is not None:

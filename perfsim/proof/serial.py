@@ -78,10 +78,8 @@ class SmallTraining:
 
     def routing(self, step: int, layer: int) -> operations.Routing:
         """The experts of every token of a batch in a layer."""
-        if self.model.experts is None:
-            raise ValueError(f"{self.model.name} has no experts")
         seed = (self.seed, 2, step, layer)
-        return _drawn_routing(self.model.experts, self.batch, self.seq_length, self.capacity, seed)
+        return _drawn_routing(self.model.given_experts(), self.batch, self.seq_length, self.capacity, seed)
 
     @cached_property
     def share(self) -> Share:

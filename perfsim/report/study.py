@@ -40,8 +40,7 @@ _ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps"
 def _candidates_table(named: Sequence[text.Named], decision: answers.Decision) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
     shown = [candidate for _, candidate in named]
-    walls = {own.label: own.wall_s for own in decision.outcomes}
-    unit = text.TIME.of([walls[decision.first].typical])
+    unit = text.TIME.of([decision.of(decision.first).wall_s.typical])
     step = text.TIME.of([max((own.step_time_s for own in shown), default=1.0)])
     memory = text.MEMORY.of(own.memory_capacity_bytes for own in shown)
     most = {
@@ -53,7 +52,7 @@ def _candidates_table(named: Sequence[text.Named], decision: answers.Decision) -
         return own.label == decision.first
 
     def wall(c: text.Named) -> Cell:
-        spread = walls[c.own.label]
+        spread = decision.of(c.own.label).wall_s
         band_s = (spread.low, spread.high) if math.isfinite(spread.typical) else None
         return Cell(spread.typical, band_s, mark=compared and is_first(c.own))
 
@@ -138,8 +137,8 @@ def study_lines(result: answers.StudyResult) -> list[str]:
         f"{result.title}: {result.model}, {text.large(result.num_parameters)} parameters, "
         f"{text.large(result.target_tokens)} tokens at small batch"
     )
-    walls_s = {own.label: own.wall_s.typical for own in result.decision.outcomes}
-    fastest = sorted(result.candidates, key=lambda own: walls_s[own.label])[:MOST_CANDIDATES]
+    of = result.decision.of
+    fastest = sorted(result.candidates, key=lambda own: of(own.label).wall_s.typical)[:MOST_CANDIDATES]
     kept = [text.Named(own.label, own) for own in result.candidates if own in fastest][:MOST_CANDIDATES]
     table = _candidates_table(kept, result.decision).only(*_ON_A_TERMINAL)
     # The first has the only mark.
@@ -251,17 +250,17 @@ def _caveats(result: answers.StudyResult, concern: Concern, words: str) -> Itera
 def _scale(result: answers.StudyResult) -> Table:
     """All candidates, fastest first, with what they cost."""
     decision = result.decision
-    taken = {own.label: own for own in decision.outcomes}
 
     def time(c: text.Named) -> Cell:
-        own = taken[c.own.label]
+        own = decision.of(c.own.label)
         money = amount(own.money, decision.currency) if own.money else ""
-        return Cell(own.wall_s.typical, (own.wall_s.low, own.wall_s.high), money, own.label == decision.first)
+        return replace(_spread(own.wall_s), note=money, mark=own.label == decision.first)
 
-    return Table.each(
-        sorted(text.named(result.candidates), key=lambda c: taken[c.own.label].wall_s.typical),
-        {"candidate": (None, "name"), "Time on the wall to the target": (text.TIME, time)},
-    )
+    columns: dict[str, Field[text.Named]] = {
+        "candidate": (None, "name"),
+        "Time on the wall to the target": (text.TIME, time),
+    }
+    return Table.each(text.named(result.candidates), columns).sorted("Time on the wall to the target")
 
 
 def _why(result: answers.StudyResult) -> Section:
@@ -390,17 +389,16 @@ def _decision(result: answers.StudyResult) -> Iterator[Section]:
 
 def _like_table(named: Sequence[text.Named], decision: answers.Decision) -> Table:
     """What a device and a billion tokens take, and each machine at the power, price or time of the first."""
-    taken = {own.label: own for own in decision.outcomes}
-    unit = text.TIME.of([taken[decision.first].wall_s.typical])
+    unit = text.TIME.of([decision.of(decision.first).wall_s.typical])
 
     def of(name: str, c: text.Named) -> float:
-        value = getattr(taken[c.own.label], name)
+        value = getattr(decision.of(c.own.label), name)
         return math.nan if value is None else value
 
     columns: dict[str, Any] = {
         "machine": (None, "name"),
         "tokens/s per device": (text.COUNT, lambda c: c.own.tokens_per_s / c.own.num_devices),
-        "device-days": (text.COUNT, lambda c: taken[c.own.label].device_hours.typical / 24),
+        "device-days": (text.COUNT, lambda c: decision.of(c.own.label).device_hours.typical / 24),
         "kWh per billion tokens": (text.NUMBER, partial(of, "energy_kwh_per_1e9_tokens")),
         f"{decision.currency} per billion tokens": (text.NUMBER, partial(of, "cost_per_1e9_tokens")),
         "time at equal power": (unit, partial(of, "equal_power_s")),

@@ -108,24 +108,22 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
 
 def loss(result: StudyResult) -> Iterator[Section]:
     """The loss over the days on the wall of each candidate; nothing without a law that reaches the target."""
-    walls = {own.label: own.wall_s for own in result.decision.outcomes}
-    named = [(name, walls[own.label]) for name, own in text.named(result.candidates)]
-    known = [(*wall, *point) for wall in named for point in result.losses]
     if len(result.losses) < 2:
         return
 
-    def at(row: tuple[str, Spread, float, float]) -> Cell:
-        _, wall, share, _ = row
+    def at(row: tuple[text.Named, float, float]) -> Cell:
+        c, share, _ = row
+        wall = result.decision.of(c.own.label).wall_s
         return Cell(share * wall.typical, (share * wall.low, share * wall.high))
 
     unit = text.TIME.of(own.wall_s for own in result.candidates)
     table = Table.each(
-        known,
+        [(c, *point) for c in text.named(result.candidates) for point in result.losses],
         {
-            "candidate": (None, lambda row: row[0]),
-            "share of the run": (text.SHARE, lambda row: row[2]),
+            "candidate": (None, lambda row: row[0].name),
+            "share of the run": (text.SHARE, lambda row: row[1]),
             "on the wall": (unit, at),
-            "loss": (text.Unit(digits="{:.3f}".format), lambda row: row[3]),
+            "loss": (text.RATIO, lambda row: row[2]),
         },
         "Nats per token; in parentheses and shaded the 90 % range of the time, without that of the law.",
     )

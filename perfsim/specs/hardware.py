@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast
 from pydantic import AfterValidator, Field, create_model, field_validator, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
-from perfsim.base.errors import CatalogError, PerfsimError, made_by
+from perfsim.base.errors import CatalogError, PerfsimError, made_by, plug_ins
 from perfsim.base.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
 from perfsim.base.spec import CatalogSpec, DatedSpec, Name, Spec
 from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity, refusal
@@ -445,8 +445,6 @@ SYSTEM_CLASSES: dict[str, type[SystemSpec]] = {
     "wafer-cluster": WaferClusterSpec,
 }
 """System classes by kind; `perfsim.machines.register` adds to them."""
-MACHINE_PLUGINS = "perfsim.machines"
-"""Entry-point group of kinds of machine in other packages."""
 
 
 def system_classes() -> dict[str, type[SystemSpec]]:
@@ -457,10 +455,8 @@ def system_classes() -> dict[str, type[SystemSpec]]:
 @cache
 def _plugin_classes() -> dict[str, type[SystemSpec]]:
     """The system classes of plug-ins; for one that cannot be used, a class that refuses its systems."""
-    from importlib.metadata import entry_points  # only where a file of a system is read
-
     classes: dict[str, type[SystemSpec]] = {}
-    for point in entry_points(group=MACHINE_PLUGINS):
+    for point in plug_ins("machines"):
         try:
             classes[point.name] = made_by(point, _system_type)
         except PerfsimError as error:

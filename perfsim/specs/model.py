@@ -168,6 +168,18 @@ class TransformerConfig(CatalogSpec):
         layers = (self.num_layers, self.mtp_num_layers, self.experts)
         return hash((self.name, self.hidden_size, self.ffn_hidden_size, layers))
 
+    def given_experts(self) -> Experts:
+        """The experts of a model that has some; ValueError for another."""
+        if self.experts is None:
+            raise ValueError(f"{self.name} has no experts")
+        return self.experts
+
+    def given_latents(self) -> LatentAttention:
+        """The latents of a model that has some; ValueError for another."""
+        if self.latent_attention is None:
+            raise ValueError(f"{self.name} has no latent attention")
+        return self.latent_attention
+
     @property
     def query_groups(self) -> int:
         """Number of key and value heads."""

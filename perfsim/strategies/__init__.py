@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
-from perfsim.base.errors import InputError, Problem, UnknownNameError, described, made_by
+from perfsim.base.errors import InputError, Problem, UnknownNameError, described, made_by, plug_ins
 from perfsim.strategies.plan import Plan, Strategy
 from perfsim.strategies.streaming.strategy import WeightStreaming
 from perfsim.strategies.three_d.strategy import ThreeD
@@ -28,23 +26,22 @@ STRATEGIES: dict[str, Strategy] = {
     )
 }
 
-ENTRY_POINTS = "perfsim.strategies"
-
 
 def strategy_names() -> list[str]:
     """Names of all strategies, including those of installed plug-ins."""
-    return sorted({*STRATEGIES, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+    return sorted({*STRATEGIES, *(point.name for point in plug_ins("strategies"))})
 
 
 def strategy(name: str) -> Strategy:
     """The strategy called `name`; InputError names the nearest."""
     if name in STRATEGIES:
         return STRATEGIES[name]
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        plug_in: Strategy = made_by(point, lambda load: load())
-        members = (name for name in vars(Strategy) if not name.startswith("_"))
-        if missing := [name for name in members if not hasattr(plug_in, name)]:
-            lacks = f"{described(point)} has no {', '.join(missing)}"
-            raise InputError([Problem(lacks, help="inherit from perfsim.strategies.Strategy")])
-        return plug_in
-    raise UnknownNameError("strategy", name, strategy_names())
+    installed = {point.name: point for point in plug_ins("strategies")}
+    if name not in installed:
+        raise UnknownNameError("strategy", name, strategy_names())
+    plug_in: Strategy = made_by(installed[name], lambda load: load())
+    members = (name for name in vars(Strategy) if not name.startswith("_"))
+    if missing := [name for name in members if not hasattr(plug_in, name)]:
+        lacks = f"{described(installed[name])} has no {', '.join(missing)}"
+        raise InputError([Problem(lacks, help="inherit from perfsim.strategies.Strategy")])
+    return plug_in

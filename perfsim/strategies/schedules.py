@@ -227,9 +227,15 @@ class Schedule:
             return f"virtual_pipeline {virtual} needs schedule interleaved, not {self.name}"
         return f"schedule {self.name} needs virtual_pipeline {self.chunks}, not {virtual}"
 
+    def groups_problem(self, pipeline: int, microbatches: int) -> str:
+        """The problem with a number of micro-batches; empty where there is none."""
+        if not self.has("in_groups") or microbatches % pipeline == 0:
+            return ""
+        return f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {pipeline}"
+
     def orders(self, pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
-        """The order of every stage. LayoutError for a number of chunks that it cannot have."""
-        if problem := self.chunks_problem(virtual):
+        """The order of every stage. LayoutError for chunks or micro-batches that it cannot have."""
+        if problem := self.chunks_problem(virtual) or self.groups_problem(pipeline, microbatches):
             raise LayoutError(problem)
         return [self.order(rank, pipeline, virtual, microbatches) for rank in range(pipeline)]
 
@@ -285,9 +291,6 @@ def _interleaved(
     The first rank holds p (1 + (p - 1) / (p v)) micro-batches [2205.05198]. With a single group all forwards
     run first, so every rank holds all of them. Where forwards are joined to backwards, one more runs first.
     """
-    if microbatches % pipeline:
-        message = f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
-        raise LayoutError(message)
     total = microbatches * virtual
     indices = [divmod(index, pipeline * virtual) for index in range(total)]
     turns = [(rest // pipeline, group * pipeline + rest % pipeline) for group, rest in indices]

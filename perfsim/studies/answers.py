@@ -413,6 +413,10 @@ class Decision:
     money_levers: tuple[Lever, ...] = ()
     """The inputs that move the ratio of money, most first."""
 
+    def of(self, label: str) -> Outcome:
+        """What the candidate of this label takes."""
+        return next(own for own in self.outcomes if own.label == label)
+
 
 QUANTITIES: Mapping[str, Callable[[Answer, Outcome], float | None]] = {
     "global_batch_size": lambda row, _: row.global_batch_size,
@@ -637,12 +641,11 @@ def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...
 
 def weighed(predictions: Sequence[Answer], decision: Decision) -> tuple[SharedCaveat, ...]:
     """The caveats of candidates by the probability that the order turns by what they are about."""
-    by_speed = {outcome.label: outcome.turns for outcome in decision.outcomes}
     known = []
     for caveat in shared_caveats(predictions):
         concern = CODES[caveat.code][1]
         about = [
-            by_speed[row.label]
+            decision.of(row.label).turns
             for row in predictions
             if row.system in caveat.systems and caveat.code in {own.code for own in row.caveats}
         ]

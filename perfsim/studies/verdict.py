@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 
 from perfsim.base.text import number
-from perfsim.studies.answers import Answer, Decision, Eras, Lever, Outcome, Spread, short_names
+from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread, short_names
 from perfsim.studies.decision import SPEED, amount, chance, time_unit, verb
 
 
 def sentence(rows: Sequence[Answer], decision: Decision) -> str:
     """Who is first, how surely, when, and how much longer the rival takes on the wall; at most 35 words."""
     names = short_names(rows)
-    taken = {outcome.label: outcome for outcome in decision.outcomes}
     first, rival = pair_of(rows, decision)
-    wall_s = taken[first.label].wall_s
+    wall_s = decision.of(first.label).wall_s
     if not math.isfinite(wall_s.typical):
         return "No candidate reaches the target."
     unit, scale = time_unit(wall_s.typical)
@@ -25,7 +24,7 @@ def sentence(rows: Sequence[Answer], decision: Decision) -> str:
     if rival is None:
         reach = verb(first.num_devices, "reach", "reaches")
         return f"{names[first.label]} {reach} the target after {when}."
-    take = f"{verb(rival.num_devices, 'take', 'takes')} {times(taken[rival.label].ratio)} as long"
+    take = f"{verb(rival.num_devices, 'take', 'takes')} {times(decision.of(rival.label).ratio)} as long"
     return (
         f"{names[first.label]} {verb(first.num_devices, 'are', 'is')} first with a probability of "
         f"{chance(decision.sure)}: {when}, while {names[rival.label]} {take}."
@@ -47,24 +46,22 @@ def grounds(rows: Sequence[Answer], decision: Decision, eras: Eras | None) -> Ma
     """The lines below the sentence, by what they tell: why, rests on, costs, other reading."""
     first, rival = pair_of(rows, decision)
     names = short_names(rows)
-    taken = {outcome.label: outcome for outcome in decision.outcomes}
     lines = {"costs": _costs(decision, names)}
-    alike = [
-        row.label for row in rows if row is not first and taken[row.label].ratio == Spread(1.0, 1.0, 1.0)
-    ]
+    even = Spread(1.0, 1.0, 1.0)
+    alike = [row.label for row in rows if row is not first and decision.of(row.label).ratio == even]
     same = f"The same layout answers {', '.join(alike)}." if alike else ""
     lines["why"] = same
     if rival is not None:
-        lines["why"] = " ".join(filter(None, [_why(first, rival, taken), same]))
+        lines["why"] = " ".join(filter(None, [_why(first, rival, decision), same]))
         lines["rests on"] = _rests_on(first, rival, decision, names)
     readings = [*_other_layouts(rows, decision, names), *([eras.sentence] if eras else [])]
     lines["other reading"] = " ".join(readings)
     return {name: lines[name] for name in ("why", "rests on", "costs", "other reading") if lines.get(name)}
 
 
-def _why(first: Answer, rival: Answer, taken: Mapping[str, Outcome]) -> str:
+def _why(first: Answer, rival: Answer, decision: Decision) -> str:
     """The factors of the ratio of the two times, the largest first; their product is the ratio."""
-    waits = [taken[row.label].wall_s.typical / row.time.time_s for row in (first, rival)]
+    waits = [decision.of(row.label).wall_s.typical / row.time.time_s for row in (first, rival)]
     rates = [number(row.tokens_per_s) for row in (first, rival)]
     shares = [f"{100 * row.mfu:.1f} %" for row in (first, rival)]
     batches = [f"{row.time.batch_tokens / 1e6:.2g} M" for row in (first, rival)]
@@ -140,10 +137,10 @@ def _costs(decision: Decision, names: Mapping[str, str]) -> str:
 
 def _other_layouts(rows: Sequence[Answer], decision: Decision, names: Mapping[str, str]) -> Iterator[str]:
     """Who is first where every candidate runs its proven layout, or its fastest, if that is another."""
-    taken = {outcome.label: outcome.wall_s.typical for outcome in decision.outcomes}
     for place, words in enumerate(("the layouts nearest to published runs", "the fastest of all layouts")):
         walls_s = {
-            row.label: taken[row.label] * (row.ranks[place].step_time_s / row.step_time_s if row.ranks else 1)
+            row.label: decision.of(row.label).wall_s.typical
+            * (row.ranks[place].step_time_s / row.step_time_s if row.ranks else 1)
             for row in rows
         }
         first = min(walls_s, key=lambda label: walls_s[label])

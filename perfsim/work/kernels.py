@@ -193,9 +193,9 @@ class LayerSlice:
     @property
     def experts(self) -> Experts:
         """The experts of a layer that has some."""
-        if self.model.experts is None or not self.kind.experts:
+        if not self.kind.experts:
             raise ValueError(f"a layer of kind {self.kind} of {self.model.name} has no experts")
-        return self.model.experts
+        return self.model.given_experts()
 
     @property
     def local_heads(self) -> int:

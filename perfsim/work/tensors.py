@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-from perfsim.specs.model import Experts, LatentAttention, LayerKind, TransformerConfig
+from perfsim.specs.model import LayerKind, TransformerConfig
 from perfsim.work.graph import EMBEDDING
 
 EXPERTS = 1_000_000
@@ -26,20 +26,6 @@ class _Axis(NamedTuple):
     divided: Divider | None = None
 
 
-def latent_of(model: TransformerConfig) -> LatentAttention:
-    """The latents of a model that has some."""
-    if model.latent_attention is None:
-        raise ValueError(f"{model.name} has no latent attention")
-    return model.latent_attention
-
-
-def _experts_of(model: TransformerConfig) -> Experts:
-    """The experts of a model that has some."""
-    if model.experts is None:
-        raise ValueError(f"{model.name} has no experts")
-    return model.experts
-
-
 AXES: Mapping[str, _Axis] = {
     "h": _Axis(lambda model: model.hidden_size),
     "j": _Axis(lambda model: 2 * model.hidden_size),  # hidden states joined with words
@@ -49,18 +35,18 @@ AXES: Mapping[str, _Axis] = {
     "k": _Axis(lambda model: model.query_groups * model.head_size, "tensor"),
     "o": _Axis(lambda model: model.num_attention_heads * model.value_size, "tensor"),
     "d": _Axis(lambda model: model.head_size),
-    "a": _Axis(lambda model: latent_of(model).q_lora_rank or 0),
-    "b": _Axis(lambda model: latent_of(model).kv_lora_rank),
-    "c": _Axis(lambda model: latent_of(model).kv_lora_rank + latent_of(model).qk_rope_head_dim),
+    "a": _Axis(lambda model: model.given_latents().q_lora_rank or 0),
+    "b": _Axis(lambda model: model.given_latents().kv_lora_rank),
+    "c": _Axis(lambda model: model.given_latents().kv_lora_rank + model.given_latents().qk_rope_head_dim),
     "p": _Axis(
-        lambda model: model.num_attention_heads * (latent_of(model).qk_nope_head_dim + model.value_size),
+        lambda model: model.num_attention_heads * (model.given_latents().qk_nope_head_dim + model.value_size),
         "tensor",
     ),
     "f": _Axis(lambda model: model.ffn_hidden_size, "tensor"),
-    "e": _Axis(lambda model: _experts_of(model).num_experts, "expert"),
-    "r": _Axis(lambda model: _experts_of(model).num_experts),  # what the router chooses from
-    "u": _Axis(lambda model: _experts_of(model).ffn_hidden_size, "expert_tensor"),
-    "w": _Axis(lambda model: _experts_of(model).shared_ffn_hidden_size),
+    "e": _Axis(lambda model: model.given_experts().num_experts, "expert"),
+    "r": _Axis(lambda model: model.given_experts().num_experts),  # what the router chooses from
+    "u": _Axis(lambda model: model.given_experts().ffn_hidden_size, "expert_tensor"),
+    "w": _Axis(lambda model: model.given_experts().shared_ffn_hidden_size),
 }
 
 
@@ -117,6 +103,6 @@ def tensors_of(model: TransformerConfig, block: LayerKind | int) -> dict[str, st
     if not block.experts:
         return axes | _products(_halves("", "hf", model), bias=model.bias)
     products = {"router": "hr"}
-    if _experts_of(model).shared_ffn_hidden_size:
+    if model.given_experts().shared_ffn_hidden_size:
         products |= _halves("shared_", "hw", model)
     return axes | _products(products, bias=model.has_expert_bias)

@@ -49,7 +49,7 @@ def test_steps_are_what_they_were(subject: str, recorded: Recorded) -> None:
                 for key in ("layout", "step_breakdown_s", "utilisation", "perturbed", "notes")
             },
             "memory": {use.place: [use.capacity_bytes, *use.parts_bytes.values()] for use in run.plan.memory},
-            "step": [run.step_time_s, run.model_flop, run.hardware_flop, run.hidden_communication_fraction],
+            "step": [run.step_time_s, run.model_flop, run.hardware_flop, run.trace.hidden_share],
             "simulated": [float(value) for value in run.trace.simulated or () if not isinstance(value, str)],
             "estimate_s": strategy(run.plan.strategy).estimate_s(run.plan, run.step.costs),
             "priced": priced(run.graph, run.step.costs),

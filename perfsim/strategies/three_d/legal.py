@@ -246,9 +246,8 @@ def _of_batch(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     if problem := passes_problem(job.model.num_layers * layout.context, microbatches):
         yield problem, []
     schedule = SCHEDULES.get(layout.schedule)
-    if schedule is not None and schedule.has("in_groups") and microbatches % layout.pipeline:
-        words = f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {layout.pipeline}"
-        yield words, [{"schedule": "1f1b", "virtual_pipeline": 1}]
+    if schedule is not None and (problem := schedule.groups_problem(layout.pipeline, microbatches)):
+        yield problem, [{"schedule": "1f1b", "virtual_pipeline": 1}]
 
 
 def _of_offload(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[_Broken]:

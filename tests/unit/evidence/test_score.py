@@ -74,7 +74,7 @@ def predictions(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         name = plan.job.model.name
         if name not in known:
             raise PlanError("no plan fits")
-        return SimpleNamespace(step_time_s=known[name], hidden_communication_fraction=0.25)
+        return SimpleNamespace(step_time_s=known[name], trace=SimpleNamespace(hidden_share=0.25))
 
     monkeypatch.setattr(cases, "evaluate", run)
     monkeypatch.setattr(score.CaseBand, "of", lambda *_: None)

@@ -252,12 +252,8 @@ def test_a_study_compares_it_with_the_others(folder: Path) -> None:
 
 def test_a_plug_in_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = SimpleNamespace(name="ring-cluster", load=lambda: RingCluster)
-
-    def entry_points(*, group: str, name: str = point.name) -> list[SimpleNamespace]:
-        return [point] if (group, name) == ("perfsim.machines", point.name) else []
-
-    monkeypatch.setattr("perfsim.machines.entry_points", entry_points)
-    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+    for module in ("machines", "specs.hardware"):
+        monkeypatch.setattr(f"perfsim.{module}.plug_ins", lambda room: [point] * (room == "machines"))
     _plugin_classes.cache_clear()
     assert isinstance(machine("ring-cluster"), RingCluster)
     assert system_classes()["ring-cluster"] is RingSpec

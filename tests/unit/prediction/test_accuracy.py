@@ -269,7 +269,7 @@ def test_a_band_widens_with_communication_beyond_that_of_published_runs_and_not_
     # A sharded run gathers all the time, and a plain one does not.
     plain = run("tp=2,dp=4,mbs=1,zero=1")
     sharded = run("tp=2,dp=4,zero=3,mbs=1")
-    assert plain.hidden_communication_fraction < 0.12 < 0.2 < sharded.hidden_communication_fraction
+    assert plain.trace.hidden_share < 0.12 < 0.2 < sharded.trace.hidden_share
     assert sharded.accuracy.step_time_error > Accuracy.of(sharded.plan).step_time_error
 
 

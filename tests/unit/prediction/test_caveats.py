@@ -252,7 +252,7 @@ def test_more_hidden_communication_than_in_any_run_is_told_with_both_shares(
 ) -> None:
     run = replace(gpus("tp=2,dp=4,mbs=1,zero=1").run)
     share = factor * Hidden.of(run.plan, 0.0).published
-    run.__dict__["hidden_communication_fraction"] = share
+    run.trace.__dict__["hidden_share"] = share
     caveat = caveat_of(Prediction.of(run), "hidden-communication")
     assert (caveat.severity if caveat else "") == severity
     said = f"{100 * share:.0f} % of the step hides communication, while"

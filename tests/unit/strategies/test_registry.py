@@ -26,11 +26,7 @@ def test_an_unknown_name_gets_the_nearest_and_the_list() -> None:
 def install(monkeypatch: pytest.MonkeyPatch, plug_in: type) -> None:
     """Make the class look like an installed plug-in called `mine`."""
     point = SimpleNamespace(name="mine", group="perfsim.strategies", value="mine:Mine", load=lambda: plug_in)
-
-    def entry_points(*, group: str, name: str = point.name) -> list[SimpleNamespace]:
-        return [point] if (group, name) == (point.group, point.name) else []
-
-    monkeypatch.setattr("perfsim.strategies.entry_points", entry_points)
+    monkeypatch.setattr("perfsim.strategies.plug_ins", lambda room: [point] * (room == "strategies"))
 
 
 def test_a_plug_in_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
