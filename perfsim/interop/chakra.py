@@ -259,13 +259,10 @@ def _nodes(trace: Trace, rank: int, inside: Mapping[int, NDArray[np.bool_]]) -> 
                 sent = _node(trace, source)
                 sender = next(iter(_ranks(str(sent.attributes["stream"]))), 0)
                 yield _message(trace, sent, "RECV", received[source], sender, rank)
-        after = {*graph.after.row(task), *([previous[task]] if previous[task] >= 0 else [])}
-        node = _node(
-            trace,
-            task,
-            after=tuple(sorted(other for other in after if mine[other])),
-            reads=tuple(sorted(received.get(source, source) for source in sources)),
-        )
+        before = [previous[task]] if previous[task] >= 0 else []
+        after = sorted(other for other in {*graph.after.row(task), *before} if mine[other])
+        reads_of = sorted(received.get(source, source) for source in sources)
+        node = _node(trace, task, tuple(after), tuple(reads_of))
         yield node
         if node.kind != "COMM_SEND_NODE":
             for number, other in enumerate(elsewhere[task], 2):

@@ -14,6 +14,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -71,17 +72,14 @@ class _Events:
         """The tasks of a stream inside slices of their pass and of their step."""
         graph = self.graph
 
-        def step_of(task: int) -> int:
-            return bisect_right(graph.step_ends, task)
+        def pass_of(task: int) -> tuple[str, int]:
+            return graph.works[graph.work[task]].category, int(graph.tag[task])
 
-        def pass_of(task: int) -> tuple[int, str, int]:
-            return step_of(task), graph.works[graph.work[task]].category, int(graph.tag[task])
-
-        for step, of_step in groupby(tasks, step_of):
+        for step, of_step in groupby(tasks, partial(bisect_right, graph.step_ends)):
             run = list(of_step)
             if len(graph.step_ends) > 1:
                 yield self._slice(f"step {step + 1}", "step", run[0], run[-1], thread)
-            for (_, category, microbatch), of_pass in groupby(run, pass_of):
+            for (category, microbatch), of_pass in groupby(run, pass_of):
                 inner = list(of_pass)
                 if len(inner) > 1:
                     suffix = f"[{microbatch}]" if microbatch >= 0 else ""

@@ -23,7 +23,7 @@ from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
-from perfsim.specs.trainers import Limits
+from perfsim.specs.trainers import SAID_BY, Limits
 from perfsim.specs.trainers import Tool as ToolName
 from perfsim.strategies.plan import Plan
 
@@ -98,8 +98,7 @@ def _range_of(field: str) -> tuple[str, int, int]:
 
 
 _SAID_WITH: Mapping[str, tuple[str, ...]] = {
-    "layout.schedule": ("layout.pipeline",),
-    "layout.context_exchange": ("layout.context",),
+    **{f"layout.{axis}": (f"layout.{degree}",) for axis, degree in SAID_BY.items()},
     "layout.sequence_parallel": ("layout.tensor",),
     "layout.expert": ("model.experts",),
     "layout.expert_tensor": ("model.experts",),
