@@ -192,6 +192,20 @@ class GraphBuilder(_Tasks):
         self.first_task, self.first_tensor = int(first_task[-1]), int(first_tensor[-1])
         return stamped
 
+    def take(self, graph: TaskGraph) -> None:
+        """Begin with all that a finished graph has."""
+        self.work_ids.update((work, number) for number, work in enumerate(graph.works))
+        self.stream_ids.update((stream, number) for number, stream in enumerate(graph.streams))
+        lists = {"reads": graph.reads, "after": graph.after}
+        chunk = {name: getattr(graph, name) for name in ("work", "stream", "block", "tag")}
+        chunk |= {name: values for name, (_, values) in lists.items()}
+        chunk |= {f"num_{name}": np.diff(starts) for name, (starts, _) in lists.items()}
+        self._chunks.append(chunk | {"num_writes": np.diff(graph.first_write)})
+        self._step_ends += graph.step_ends
+        self._width = graph.width
+        self.first_task = len(graph)
+        self.first_tensor = graph.num_tensors
+
     def _flush(self) -> None:
         """Move single tasks into a chunk of arrays."""
         if not self.rows:

@@ -17,7 +17,7 @@ Copies have a stream for each direction, and the CPU has one for the rank's upda
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Recipe
 from perfsim.strategies.three_d.closed_form import Priced
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, LOCAL_NORM, SHARDED, WAIT
-from perfsim.strategies.three_d.emission import ThreeDPlan
+from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
 from perfsim.strategies.three_d.layers import slice_of
 from perfsim.strategies.three_d.memory import rank_bytes
 from perfsim.strategies.three_d.space import Columns, distinct_rows
@@ -41,14 +41,20 @@ from perfsim.work import (
     GraphBuilder,
     Kind,
     Task,
+    TaskGraph,
     TensorClass,
     Work,
 )
 from perfsim.work.kernels import elementwise
+from perfsim.work.repeat import repeated
 
 ACTIVATIONS = "offload.activations"
 SAVED = "saved"
 """The copies of activations, and the class of tensors that a layer keeps."""
+REPEATS = ((2, 4), (3, 4), (2, 8))
+"""After how many micro-batches orders repeat and from which on, over the pipeline's ranks; tried in turn."""
+LEAST_REPEATED = 4
+"""Fewer repetitions are written task by task."""
 COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward", "head.backward", "head.wgrad")
 """The last operation that adds to the gradients of a block."""
 
@@ -108,11 +114,22 @@ class _Device:
     """Block, direction and micro-batch of the latest copy of parameters that a single rank made."""
 
 
-def emit_offloaded(plan: ThreeDPlan, builder: GraphBuilder, write: Callable[[GraphBuilder], None]) -> None:
-    """Write a plan with offload from the graph that `write` makes of it without."""
-    inner = GraphBuilder()
-    write(inner)
-    graph = inner.build()
+def emit_offloaded(plan: ThreeDPlan, builder: GraphBuilder) -> None:
+    """Write a plan with offload from its graph without."""
+    whole = _resident(plan)
+    builder.take(_by_repetition(plan, whole) or _rewritten(plan, whole))
+
+
+def _resident(plan: ThreeDPlan) -> TaskGraph:
+    """The graph of a plan without its offload."""
+    builder = GraphBuilder()
+    StepWriter(plan, builder).write()
+    return builder.build()
+
+
+def _rewritten(plan: ThreeDPlan, graph: TaskGraph) -> TaskGraph:
+    """A graph with the tasks of offload added, task by task."""
+    builder = GraphBuilder()
     builder.fold(graph.width)
     rewriter = _Rewriter(plan, builder)
     ends = graph.step_ends
@@ -120,6 +137,31 @@ def emit_offloaded(plan: ThreeDPlan, builder: GraphBuilder, write: Callable[[Gra
         rewriter.write(task, final=len(ends) == 1 or task.id >= ends[-2])
         if task.id + 1 in ends:
             builder.end_step()
+    return builder.build()
+
+
+def _by_repetition(plan: ThreeDPlan, whole: TaskGraph) -> TaskGraph | None:
+    """The same from graphs of few micro-batches; None where few do, or micro-batches do not repeat.
+
+    They repeat if `whole` is the graph of few with one run of tasks so often, and a further run makes the
+    rewritten graph of few that of more: what is added for a task depends on the latest tasks alone.
+    """
+    for period, begin in REPEATS:
+        run = period * plan.layout.pipeline
+        times, rest = divmod(plan.num_microbatches - begin * plan.layout.pipeline, run)
+        if times < LEAST_REPEATED:
+            break
+        fewer = begin * plan.layout.pipeline + rest
+        few = [replace(plan, num_microbatches=fewer + more * run) for more in range(3)]
+        graphs = list(map(_resident, few))
+        if _alike(repeated(graphs[0], graphs[1], times), whole):
+            short, longer, longest = map(_rewritten, few, graphs)
+            return repeated(short, longer, times) if _alike(repeated(short, longer, 2), longest) else None
+    return None
+
+
+def _alike(made: TaskGraph | None, graph: TaskGraph) -> bool:
+    return made is not None and made.digest() == graph.digest()
 
 
 class _Rewriter:

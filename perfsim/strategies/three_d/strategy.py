@@ -145,7 +145,7 @@ class ThreeD:
     def emit(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
         """Write one optimizer step, or two under a skewed schedule."""
         if plan.layout.offloads:
-            emit_offloaded(plan, builder, lambda inner: StepWriter(plan, inner).write())
+            emit_offloaded(plan, builder)
         else:
             StepWriter(plan, builder).write()
 

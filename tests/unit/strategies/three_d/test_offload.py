@@ -23,6 +23,7 @@ from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
+from perfsim.strategies.three_d import offload
 from perfsim.testing import toys
 from perfsim.work import EMBEDDING, HEAD
 from perfsim.work.counts import parameters
@@ -185,3 +186,28 @@ def test_offload_is_not_compute_and_its_remedies_do_not_ask_for_what_is_there() 
     assert seconds["data_communication"] < 0.02 * answer.step_time_s, "one rank launches and sends nothing"
     assert answer.why.cause in ("optimizer", "exposed offload")
     assert "ZeRO 1" not in answer.why.remedy
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        replace(CPU, pipeline=2),
+        replace(CPU, pipeline=2, virtual_pipeline=2, schedule="interleaved"),
+        replace(CPU, pipeline=2, virtual_pipeline=2, schedule="zbv"),
+        replace(CPU, zero_stage=2, data=2),
+        replace(INFINITY, data=2),
+        replace(ACTIVATIONS, tensor=2),
+    ],
+)
+def test_many_micro_batches_are_the_tasks_of_few_again(
+    layout: ParallelLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = toys.plan("3d", toys.job(200), layout, system())
+    steps: list[int] = []
+    rewrite = offload._rewritten
+    monkeypatch.setattr(
+        offload, "_rewritten", lambda few, graph: steps.append(few.num_microbatches) or rewrite(few, graph)
+    )
+    graph = plan.graph()
+    assert max(steps) < plan.num_microbatches / 4
+    assert graph.digest() == rewrite(plan, offload._resident(plan)).digest()
