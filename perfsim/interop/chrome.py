@@ -30,14 +30,13 @@ from perfsim.work.graph import block_name
 MOST_DETAILED = 50_000
 """Tasks of a trace above which arrows and counters are left out: Perfetto opens files of some hundred MB."""
 Event = dict[str, Any]
+Shares = Mapping[int, Mapping[str, float]]
 
 
 class _Events:
     """The events of a trace."""
 
-    def __init__(
-        self, trace: Trace, links: Mapping[int, str], shares: Mapping[int, Mapping[str, float]]
-    ) -> None:
+    def __init__(self, trace: Trace, links: Mapping[int, str], shares: Shares) -> None:
         self.graph = trace.graph
         self.links = links
         self.shares = shares
@@ -199,7 +198,7 @@ class StepTrace:
     run: Trace = field(repr=False)
     links: Mapping[int, str] = field(default_factory=dict, repr=False)
     """The kind of link that sets the pace of each class of communication."""
-    shares: Mapping[int, Mapping[str, float]] = field(default_factory=dict, repr=False)
+    shares: Shares = field(default_factory=dict, repr=False)
     """The shares of the time of a class of work that have a name, such as rows of weights on a wafer."""
 
     @property

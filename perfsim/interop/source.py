@@ -34,6 +34,7 @@ MOST_CHARACTERS = 4_000_000
 MOST_KEYS = 100_000
 """Of a file with its aliases written out."""
 Syntax = Literal["json", "yaml", "toml", "text"]
+Sections = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Settings:
     values: Mapping[str, Any]
     textual: bool = False
     """Whether all values are text, as flags of a command are."""
-    sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sections: Sections = field(default_factory=dict)
     """By the first section of a name (`model.`, or "" without one) all sections where it may stand."""
     used: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
@@ -159,9 +160,7 @@ class Settings:
         self.values = {**self.values, **self.source.given}
 
     @classmethod
-    def of(
-        cls, source: Source, document: Any, sections: Mapping[str, tuple[str, ...]] | None = None
-    ) -> Settings:
+    def of(cls, source: Source, document: Any, sections: Sections | None = None) -> Settings:
         """The leaves of a parsed document. Raises InputError if it is no mapping."""
         if not isinstance(document, Mapping):
             source.refuse(f"a mapping (key: value) is expected, not {_kind(document)}")
