@@ -17,8 +17,8 @@ from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration, Framewor
 # No deadline anywhere: a slow machine is not a wrong result. On CI the same examples each time.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-# Tests of the terminal name the width they want; a process without a terminal has the default one.
-os.environ.pop("COLUMNS", None)
+# A terminal of 100 columns, whatever the tests run in; tests of widths name theirs.
+os.environ["COLUMNS"] = "100"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
 

@@ -25,11 +25,6 @@ DRAWN = 30_000
 """Characters of a figure that is written down; of others the table of the page has the values."""
 
 
-@pytest.fixture(autouse=True)
-def _a_terminal_of_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-
-
 def _differences(before: Any, now: Any, relative: float, at: str = "") -> Iterator[str]:
     """Each value that differs, with its place; numbers that are equal to the relative tolerance are equal."""
     if isinstance(before, dict) and isinstance(now, dict):

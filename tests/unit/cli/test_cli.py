@@ -78,6 +78,27 @@ EIGHT = (*GPUS, "--devices", "8")
 LAYOUT = (*EIGHT, "--layout")
 LARGE = (*EIGHT, "--model", "gpt3_175b")
 PLAN = ("plan", *EIGHT[1:5], "--devices", "8", "--batch", "16")
+BROKEN = """\
+title: x
+question: q
+model: gpt3_xl
+recipe: {extends: gpt3_20b_chinchilla, seq_length: -1}
+candidates: [{strategy: weight-streaming, system: cs-2, devices: many}]
+batch_sizes: 16x
+"""
+FILES = {
+    "a.yaml": "num_layers: two\nhidden_size: 8\nvocab: 3\n",
+    "b.yaml": "kind: gpu-cluster\ndevice: nothing\nnode: {devices: 0}\n",
+    "big.yaml": STUDY.replace("gpt3_xl", "gpt3_175b").replace("dgx-a100-80gb", NO_HOST),
+    "broken.yaml": BROKEN,
+    "empty.json": "{}",
+    "no_tokens.yaml": "extends: gpt3_20b\nrecipe: {extends: gpt3_pretraining}\n",
+    "odd.yaml": "extends: gpt3_xl\nnum_layers: many\n",
+    "outside.yaml": "extends: gpt3_20b\ntokens: 1e9\ncandidates: [{strategy: 3d, system: cs-2, gpus: 8}]\n",
+    "table.csv": "m,n\n1,2\n",
+    "torn.json": "{\n",
+    "torn.yaml": "title: [\n",
+}
 REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
     2: [
         (("stduy",), ("No such command 'stduy'; did you mean `perfsim study`?",)),
@@ -143,6 +164,35 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (("study", "gpt3_20b", "--set", "system.device.peak.bf16=312e12"), ("312 TFLOP/s",)),
         ((*PLAN, "--set", "power_cap=500"), ("power_cap: 500 is no text", "such as 500kW")),
         (("solve", *EIGHT[1:5], "--find", "devices", "--such-that", "days<=9"), ("neither tokens nor",)),
+        (("study", "broken.yaml"), ("seq_length: must be greater than or equal to 1, not -1",)),
+        (("check", "broken.yaml"), ("batch_sizes: `16x` stands where a list is", "number alone: 16")),
+        (("check", "a.yaml", "b.yaml"), ("a.yaml:1", "a.yaml:3", "b.yaml:2", "b.yaml:3")),
+        (("check", "folder"), ("folder: is a directory; a file is expected",)),
+        (("check", "table.csv"), ("table.csv: is no YAML file",)),
+        (("study", "folder"), ("`folder` is no study: the name of its file ends in .yaml",)),
+        (("study", "table.csv"), ("`table.csv` is no study",)),
+        ((*EIGHT, "--model", "folder"), ("`folder` is no model",)),
+        ((*EIGHT, "--perturb", "straggler=x"), ("a whole number is missing",)),
+        ((*EIGHT, "--perturb", "mttf=8h"), ("unknown name",)),
+        ((*EIGHT, "--tp", "8"), ("No such option '--tp'. Write --layout tp=VALUE.",)),
+        ((*EIGHT, "--precision", "fp8"), ("Write --set recipe.precision=VALUE.",)),
+        ((*EIGHT, "--gpus", "8"), ("Write --devices VALUE.",)),
+        ((*EIGHT, "--set", "seq_length=8"), ("'seq_length' cannot be asked", "write recipe.seq_length")),
+        (
+            ("study", "gpt3_20b", "--set", "precision=fp8"),
+            ("`precision` cannot be", "write recipe.precision"),
+        ),
+        (("check", "outside.yaml"), ("write it in recipe: {tokens: ...}", "gpus is called `devices` here")),
+        ((*EIGHT, "--set", "recipe.precision=int8"), ("`int8` is not one of fp32, tf32",)),
+        ((*EIGHT, "--model", "gpt4"), ("help: 72 names are known: perfsim show models",)),
+        (("why", "empty.json"), ("is no answer of `perfsim study --json`: study is missing",)),
+        (("why", "torn.json"), ("torn.json:2", "is not valid JSON")),
+        (("why", "pile_law"), ("this is a comparison; a study is expected",)),
+        (("diff", "gpt3_20b", "capacity_20b"), ("this is a sweep", "perfsim study capacity_20b")),
+        (
+            ("calibrate", "gemm", "bytes.yaml", "--device", "a100-sxm4-80gb"),
+            ("bytes.yaml:1: the byte 0xff is not UTF-8 text",),
+        ),
     ],
     3: [
         (
@@ -176,15 +226,16 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
 def test_what_cannot_be_answered_ends_in_words_and_its_exit_code(
     perfsim: Run, elsewhere: Path, code: int, arguments: Sequence[str], parts: Sequence[str]
 ) -> None:
-    (elsewhere / "torn.yaml").write_text("title: [\n", encoding="utf-8")
+    for name, text in FILES.items():
+        (elsewhere / name).write_text(text, "utf-8")
     (elsewhere / "bytes.yaml").write_bytes(b"\xff\xfe\x00name")
-    (elsewhere / "odd.yaml").write_text("extends: gpt3_xl\nnum_layers: many\n", encoding="utf-8")
-    recipe = "recipe: {extends: gpt3_pretraining}"
-    (elsewhere / "no_tokens.yaml").write_text(f"extends: gpt3_20b\n{recipe}\n", encoding="utf-8")
     (elsewhere / "latin.yaml").write_bytes(STUDY.encode("latin-1"))
-    big = STUDY.replace("gpt3_xl", "gpt3_175b").replace("dgx-a100-80gb", NO_HOST)
-    (elsewhere / "big.yaml").write_text(big, encoding="utf-8")
-    refused(perfsim(*arguments), code, *parts)
+    (elsewhere / "folder").mkdir()
+    result = perfsim(*arguments)
+    refused(result, code, *parts)
+    assert result.stderr.count("`16x`") <= 1, "neither a number nor a list is one problem"
+    foreign = ("Field required", "nput should", "invalid literal", "could not convert", "codec", "Error(")
+    assert not [words for words in foreign if words in result.stderr]
 
 
 def test_a_point_executes_its_products_where_that_is_asked(perfsim: Run) -> None:

@@ -28,8 +28,8 @@ def test_head_table_page_json_and_repr_have_the_same_probability_days_and_ratio(
     ]
     known = factory.of_candidates(result, result.candidates[0], *rows)
     decision = known.decision
-    first = next(own for own in decision.outcomes if own.label == decision.first)
-    rival = next(own for own in decision.outcomes if own.label == decision.rival)
+    first = decision.of(decision.first)
+    rival = decision.of(decision.rival)
     unit, scale = time_unit(first.wall_s.typical)
     middle, low, high = (number(end / scale) for end in astuple(first.wall_s))
     said = known.verdict
