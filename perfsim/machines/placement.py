@@ -125,13 +125,14 @@ def _routes(rows: Ids, links: Ids, times: Ints, capacities: Floats) -> tuple[dic
     Flow `rows[i]` crosses link `links[i]` so many `times`; rows ascend. A link that every flow crosses a
     multiple of k times becomes one with a k-th of the capacity.
     """
-    order = np.argsort(links, kind="stable")
+    by_link = Ragged.grouped(np.arange(len(links)), links, len(capacities))
+    order = by_link.values
     rows = rows[order]
     links = links[order]
     times = times[order]
     with np.errstate(divide="ignore"):
         share = times / capacities[links]
-    starts = np.flatnonzero(np.diff(links, prepend=-1))
+    starts = by_link.start[:-1][np.diff(by_link.start) > 0]
     # Of equal links the first is kept.
     unlike: dict[bytes, slice] = {}
     crossed = np.stack([rows, share.view(np.int64)], axis=1)
