@@ -10,10 +10,15 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Ids = NDArray[np.int32]
 """Tasks, tensors, streams: ids of a graph in half the memory."""
+SPARSE = 30
+"""Times as many possible numbers as there are: from there on sorting takes less time than a mark for each."""
 
 
 def distinct(codes: Ints | Ids, size: int) -> tuple[Ints, Ints]:
     """The distinct of some numbers from 0 to below `size`, ascending, and the place of each among them."""
+    if size > SPARSE * len(codes):
+        found, place = np.unique(codes, return_inverse=True)
+        return found.astype(np.int64), place
     present = np.zeros(size, dtype=np.bool_)
     present[codes] = True
     return np.flatnonzero(present), (np.cumsum(present) - 1)[codes]
