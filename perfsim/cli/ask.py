@@ -153,11 +153,10 @@ def _deliver(answer: Answer, how: options.How, verdict: str) -> None:
 
 def _planned(study: str, names: list[str], how: options.How) -> list[str]:
     """What a study would compute: its candidates and batches."""
-    from perfsim.catalog import default_catalog
     from perfsim.report.text import counted
-    from perfsim.studies.loading import changed_study, load_study
+    from perfsim.studies.loading import load_study
 
-    spec = changed_study(load_study(study), how.changes, default_catalog())
+    spec = load_study(study, changes=how.changes)
     machines = [f"  {point.label}" for point in spec.points if not names or point.candidate.strategy in names]
     given = spec.batch_sizes
     batches = "several batches" if given == "auto" else counted(len(given), "batch", "batches")
@@ -261,14 +260,11 @@ def _explorer(
     long the chosen point takes, who is as early and costs least, and who is first for as much money an hour.
     """
     from perfsim.api.answers import sweep as answer_sweep
-    from perfsim.catalog import default_catalog
     from perfsim.report.explorer import write_explorer
-    from perfsim.studies.loading import Sweep, changed_study, kind_of_study, load_study, load_sweep
+    from perfsim.studies.loading import Sweep, kind_of_study, load_study, load_sweep
 
-    if kind_of_study(sweep) == "sweep":
-        asked = load_sweep(sweep, changes=changes)
-    else:
-        asked = Sweep.of(changed_study(load_study(sweep), changes, default_catalog()))
+    is_sweep = kind_of_study(sweep) == "sweep"
+    asked = load_sweep(sweep, None, changes) if is_sweep else Sweep.of(load_study(sweep, None, changes))
     folder = out or Path("reports") / asked.name / "explorer"
     check_folder(folder)
     answered = answer_sweep(asked, prices=prices, folder=folder, jobs=jobs, progress=progress(in_a_log=True))

@@ -287,13 +287,12 @@ def evaluate(
     *,
     cluster: ClusterCalibration | None = None,
     graph: TaskGraph | None = None,
-    step: Step | None = None,
     reported: bool = False,
 ) -> Evaluation:
-    """Price and simulate a plan; its graph is written, placed and priced here unless these are given."""
+    """Price and simulate a plan; its graph is written here unless it is given."""
     graph = plan.graph() if graph is None else graph
     # The scale of a cluster stretches the whole run, so that its parts keep their shares.
-    step = step or Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)
+    step = Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)
     if step.placed.note:
         plan = replace(plan, notes=(*plan.notes, step.placed.note))
     return Evaluation(plan, graph, step.run(reported=reported), step, cluster=cluster)

@@ -48,7 +48,7 @@ from perfsim.specs.model import RecomputeKeeps, TransformerConfig
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.studies.loading import changed_study, load_study
+from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
 from perfsim.work import TaskGraph
 from perfsim.work.unfold import Unfolded, unfold
@@ -521,7 +521,7 @@ def plans_of(request: Request) -> Iterator[Plan]:
     if _is_study(request.target, catalog):
         if request.layout:
             raise InputError([Problem("--layout is for a model", help="a study chooses its layouts itself")])
-        spec = changed_study(load_study(request.target, catalog), request.changes, catalog)
+        spec = load_study(request.target, catalog, request.changes)
         for candidate in run_study(spec, [request.strategy] if request.strategy else []).candidates:
             plan = candidate.run.plan
             yield small_plan(plan.chosen, plan.job, plan.topology, plan.layout, plan.num_microbatches)

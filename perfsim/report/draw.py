@@ -204,13 +204,13 @@ class Series(NamedTuple):
         return list(zip(self.table.values(x), self.table.values(y), strict=True))
 
     def curve(
-        self, x: str, y: str, hover: Sequence[str], name: str = "", *, dash: str = "", **marker: Any
+        self, x: str, y: str, hover: Sequence[str], *, dash: str = "", **marker: Any
     ) -> list[go.Scatter]:
         """A line with marks through two columns, in a band where one of them has one."""
         across = self.table.values(x)
         group = text.esc(self.name)
         marked = marks(
-            name or self.name,
+            self.name,
             across,
             list(map(_drawn, self.table.values(y))),
             {"symbol": self.symbol, "size": 8} | marker,

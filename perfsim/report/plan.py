@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from perfsim.base.text import number
 from perfsim.base.units import DAY_S
 from perfsim.prediction.caveats import Caveat
 from perfsim.report import text
-from perfsim.report.table import Cell, Table, Value, document_text, plain
+from perfsim.report.table import Cell, Field, Table, document_text, plain
 from perfsim.strategies.plan import MEMORY
 from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, UNPROVEN, Entry, Planned
 
@@ -42,7 +42,7 @@ def _plan_table(planned: Planned) -> Table:
     def time(entry: Entry) -> Cell | None:
         return Cell(entry.time.time_s, entry.time.band_s) if entry.time else None
 
-    columns: dict[str, tuple[text.Unit | None, Callable[[tuple[int, Entry]], Cell | Value]]] = {
+    columns: dict[str, Field[tuple[int, Entry]]] = {
         "": (text.COUNT, lambda row: row[0]),
         "layout": (None, lambda row: layout(*row)),
         "step": (text.Unit("s"), lambda row: Cell(row[1].step_time_s, row[1].step_time_band_s)),

@@ -52,9 +52,8 @@ def _candidates_table(named: Sequence[text.Named], decision: answers.Decision) -
         return own.label == decision.first
 
     def wall(c: text.Named) -> Cell:
-        spread = decision.of(c.own.label).wall_s
-        band_s = (spread.low, spread.high) if math.isfinite(spread.typical) else None
-        return Cell(spread.typical, band_s, mark=compared and is_first(c.own))
+        taken = decision.of(c.own.label).wall_s
+        return Cell(taken.typical, taken.band, mark=compared and is_first(c.own))
 
     def best(name: str, c: text.Named) -> Cell:
         value = getattr(c.own, name)
@@ -254,7 +253,7 @@ def _scale(result: answers.StudyResult) -> Table:
     def time(c: text.Named) -> Cell:
         own = decision.of(c.own.label)
         money = amount(own.money, decision.currency) if own.money else ""
-        return replace(_spread(own.wall_s), note=money, mark=own.label == decision.first)
+        return Cell(own.wall_s.typical, own.wall_s.band, money, mark=own.label == decision.first)
 
     columns: dict[str, Field[text.Named]] = {
         "candidate": (None, "name"),
@@ -434,7 +433,7 @@ def _like_with_like(result: answers.StudyResult) -> Iterator[Section]:
 
 
 def _spread(spread: answers.Spread | None) -> Cell:
-    return Cell(NOT_GIVEN) if spread is None else Cell(spread.typical, (spread.low, spread.high))
+    return Cell(NOT_GIVEN) if spread is None else Cell(spread.typical, spread.band)
 
 
 def _laws(result: answers.StudyResult) -> Iterator[Section]:

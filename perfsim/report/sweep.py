@@ -167,9 +167,10 @@ def _scale(result: SweepResult) -> tuple[Table | None, str]:
     if len(shown) < len(series):
         which = "the fastest" if one_target else "the first"
         words.append(f"These are {which} {len(shown)} of {len(series)}; the tables have all.")
+    walls = [(own, outcome_of(own.fastest).wall_s) for own in shown]
     table = Table.of(
         {"machine": None, "On the wall": text.TIME},
-        ((own.at(own.fastest), replace(_on_the_wall(own.fastest), mark=own in winners)) for own in shown),
+        ((own.at(own.fastest), Cell(wall.typical, wall.band, mark=own in winners)) for own, wall in walls),
     )
     return table, " ".join(words)
 
@@ -275,6 +276,7 @@ def _drawn(result: SweepResult) -> Iterator[Section]:
 def _answer_cells(point: PointResult) -> dict[str, Cell | Value]:
     """What the tables of a sweep show of a point that has a plan, by column."""
     own = point.prediction
+    taken = outcome_of(point).wall_s
     return {
         "machine": point.machine,
         "devices": point.num_devices,
@@ -282,16 +284,11 @@ def _answer_cells(point: PointResult) -> dict[str, Cell | Value]:
         "steps": point.target_time.steps,
         "step": own.step_time_s,
         "MFU": own.mfu,
-        WALL: _on_the_wall(point),
+        WALL: Cell(taken.typical, taken.band),
         "layout": text.layout_short(own.layout),
         "limited by": own.why.cause,
         "nearest remedy": own.why.remedy,
     }
-
-
-def _on_the_wall(point: PointResult) -> Cell:
-    taken = outcome_of(point).wall_s
-    return Cell(taken.typical, (taken.low, taken.high))
 
 
 def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:

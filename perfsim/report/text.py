@@ -97,7 +97,7 @@ class Unit:
         words = unit.number(value)
         if unit.name and words != MISSING:
             words += f" {unit.name}"
-        return words if band is None else f"{words} ({to.join(map(unit.number, band))})"
+        return words if band is None or words == MISSING else f"{words} ({to.join(map(unit.number, band))})"
 
 
 def _time_unit(values_s: Iterable[float]) -> Unit:

@@ -152,7 +152,7 @@ class Answer(Prediction):
             return None
         if self.outcome is None or self.whole_run:
             return self.production.band_s(self.time.time_s, self.time.band_s)
-        return self.outcome.wall_s.low, self.outcome.wall_s.high
+        return self.outcome.wall_s.band
 
     @property
     def wall_s(self) -> float:
@@ -304,6 +304,11 @@ class Spread:
     """5th percentile."""
     high: float
     """95th percentile."""
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """The 90 % interval."""
+        return self.low, self.high
 
 
 @dataclass(frozen=True, slots=True)

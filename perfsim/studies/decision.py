@@ -498,7 +498,7 @@ class _Asked:
         first, rival = (option_of(point, row) for (point, _), row in zip(self.pair, rows, strict=True))
         ratio = _wall_ratio(rival, first)
         times_s = (first.typical_s, rival.typical_s)
-        return Era(day, newest.name, *times_s, ratio.typical, (ratio.low, ratio.high))
+        return Era(day, newest.name, *times_s, ratio.typical, ratio.band)
 
     def _answer(self, known: Known, question: Question) -> Answer:
         """A candidate's answer on the day of a question, computed once for each of its runtimes."""

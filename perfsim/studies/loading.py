@@ -545,8 +545,10 @@ def _read(kind: str, spec: type[SpecT], path: Path, catalog: Catalog) -> tuple[S
     return parse_file(path, spec, catalog), mapping
 
 
-def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
-    """A study of the catalogue by name, or from a file; CatalogError lists every problem."""
+def load_study(
+    name_or_path: str, catalog: Catalog | None = None, changes: Mapping[str, Any] | None = None
+) -> StudySpec:
+    """A study of the catalogue by name, or from a file, after `changes`; CatalogError with all problems."""
     catalog = catalog or default_catalog()
     study, mapping = _read("study", StudySpec, catalog.find("study", name_or_path), catalog)
     _check_target(study, mapping)
@@ -556,7 +558,7 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
             wrong += reader.placed([problem], mapping.node.mark_at((name,), of_key=True))
     if wrong := wrong or list(_wrong_links(study, mapping)):
         raise CatalogError(reader.in_order(wrong))
-    return study
+    return changed_study(study, changes or {}, catalog)
 
 
 def _wrong_prices(study: StudySpec, candidates: Iterable[CandidateSpec], node: Node) -> Iterator[Problem]:

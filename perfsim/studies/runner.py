@@ -281,7 +281,7 @@ def _result(
         grounds=grounds(candidates, decision, dated),
         caveats=answers.weighed(candidates, decision),
         infeasible=infeasible,
-        ratio_bands={own.label: (own.ratio.low, own.ratio.high) for own in decision.outcomes},
+        ratio_bands={own.label: own.ratio.band for own in decision.outcomes},
         laws=laws_side_by_side(spec, target, candidates),
         loss_law=f"{spec.convergence.of_loss.name} ({spec.convergence.of_loss.data})",
         losses=target.losses(spec),
