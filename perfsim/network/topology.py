@@ -134,9 +134,11 @@ class _Edges:
 
     def of_kind(self, kind: str) -> Ints:
         """Ids of the links of a kind, ascending."""
-        if kind not in self.kinds:
-            return np.empty(0, dtype=np.int64)
-        return np.flatnonzero(self.kind == self.kinds.index(kind))
+        return self._by_kind.get(kind, np.empty(0, dtype=np.int64))
+
+    @cached_property
+    def _by_kind(self) -> dict[str, Ints]:
+        return {kind: np.flatnonzero(self.kind == number) for number, kind in enumerate(self.kinds)}
 
     @cached_property
     def medium(self) -> Ints:
