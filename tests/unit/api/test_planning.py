@@ -67,15 +67,6 @@ def test_a_tool_is_given_the_first_row_or_refuses_it(answer: ps.PlanAnswer) -> N
 QUESTION: dict[str, Any] = {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"objective": "speed"}, "step-time, time-to-accuracy, cost"), ({"shown": 0}, "1 or more")],
-)
-def test_what_cannot_be_asked_is_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ps.PerfsimError, match=message):
-        ps.plan(**(QUESTION | wrong))
-
-
 def test_the_memory_limit_moves_plan_predict_and_study_alike(study_of: Callable[..., ps.Study]) -> None:
     free = ps.plan(**QUESTION, shown=1, memory_limit=1.0).best
     limit = free.plan.memory_share - 0.01

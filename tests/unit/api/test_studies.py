@@ -96,6 +96,8 @@ def test_a_notebook_shows_verdict_and_caveats_name_their_machines(answer: ps.Stu
         (lambda answer: ps.study(STUDY, compare=[3]), "names such as"),  # type: ignore[list-item]
         (lambda answer: ps.study(STUDY, compare=3), "names such as"),  # type: ignore[arg-type]
         (lambda answer: ps.study(STUDY, verify="some"), "off, sample, full"),  # type: ignore[arg-type]
+        (lambda answer: ps.plan(objective="speed"), "step-time, time-to-accuracy, cost"),  # type: ignore[arg-type]
+        (lambda answer: ps.plan(shown=0), "1 or more"),
         (lambda answer: ps.validate(3), "a path is expected"),  # type: ignore[arg-type]
         (lambda answer: ps.validate("absent.yaml"), "there is no such file"),
         (lambda answer: ps.sweep("capacity_20b", jobs=-1), "whole number of processes"),

@@ -24,6 +24,8 @@ GPUS = ("run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--strategy", 
 NO_HOST = "mi300x-192gb"
 """A system without a host to offload to."""
 CASES = data_root() / "studies" / "validation" / "weight_streaming.yaml"
+CONFIG = HERE.parents[1] / "samples" / "foreign" / "llama31_8b_config.json"
+IMPORT = ("import", str(CONFIG))
 
 Run = Callable[..., Result]
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -164,6 +166,13 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (("study", "gpt3_20b", "--set", "system.device.peak.bf16=312e12"), ("312 TFLOP/s",)),
         ((*PLAN, "--set", "power_cap=500"), ("power_cap: 500 is no text", "such as 500kW")),
         (("solve", *EIGHT[1:5], "--find", "devices", "--such-that", "days<=9"), ("neither tokens nor",)),
+        (("import", "absent.json"), ("absent.json: there is no such file",)),
+        ((*IMPORT, "--part", "recipe"), ("no recipe in this file of Hugging Face config.json",)),
+        ((*IMPORT, "--set", "rope"), ("--set rope: write KEY=VALUE",)),
+        ((*IMPORT, "--set", "hidden_size=010"), ("begins with a zero",)),
+        ((*IMPORT, "--set", "vocab_size=0"), ("vocab_size: 0 is out of range",)),
+        ((*IMPORT, "--format", "nemo"), ("num_layers is missing",)),
+        ((*IMPORT, "--part", "measured"), ("add --system NAME",)),
         (("study", "broken.yaml"), ("seq_length: must be greater than or equal to 1, not -1",)),
         (("check", "broken.yaml"), ("batch_sizes: `16x` stands where a list is", "number alone: 16")),
         (("check", "a.yaml", "b.yaml"), ("a.yaml:1", "a.yaml:3", "b.yaml:2", "b.yaml:3")),
@@ -491,18 +500,16 @@ def test_every_exit_code_of_the_reference_is_the_one_that_verbs_end_with(
     reasons = "assumed: {model: ours, candidates: ours}"
     huge = f"extends: gpt3_20b\nmodel: gpt3_175b\n{machines}\n{reasons}\n"
     Path("huge.yaml").write_text(huge, encoding="utf-8")
-    sample = repository / "tests/samples/foreign/llama31_8b_config.json"
-    Path("config.json").write_bytes(sample.read_bytes())
+    Path("config.json").write_bytes(CONFIG.read_bytes())
     assert perfsim(*line.split()).exit_code == code
     assert Path("theirs.json").read_text(encoding="utf-8") == "theirs"
     table = (repository / "docs/howto/continuous.md").read_text(encoding="utf-8")
     assert {*map(int, re.findall(r"(?m)^\| (\d+) \|", table))} == {130, *(row[0] for row in EXITS)}
 
 
-def test_what_a_verb_wrote_itself_or_is_forced_to_replace_is_replaced(perfsim: Run, repository: Path) -> None:
-    sample = repository / "tests/samples/foreign/llama31_8b_config.json"
+def test_what_a_verb_wrote_itself_or_is_forced_to_replace_is_replaced(perfsim: Run) -> None:
     Path("model.yaml").write_text("theirs", encoding="utf-8")
-    assert perfsim("import", sample, "--out", "model.yaml", "--force").exit_code == 0
-    assert perfsim("import", sample, "--out", "model.yaml").exit_code == 0
+    assert perfsim(*IMPORT, "--out", "model.yaml", "--force").exit_code == 0
+    assert perfsim(*IMPORT, "--out", "model.yaml").exit_code == 0
     assert perfsim(*GPUS, "--devices", "8", "--trace", "step.json").exit_code == 0
     assert perfsim(*GPUS, "--devices", "8", "--trace", "step.json").exit_code == 0

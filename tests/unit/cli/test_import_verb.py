@@ -74,24 +74,3 @@ def test_python_takes_the_file_too(config: Path) -> None:
         step.step_time_s == ps.predict(model=config, system="dgx-a100-80gb", devices=1, batch=2).step_time_s
     )
     assert ps.import_file(config).parameters == COUNT
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("absent.json",), "absent.json: there is no such file"),
-        (("{config}", "--part", "recipe"), "there is no recipe in this file of Hugging Face config.json"),
-        (("{config}", "--set", "rope"), "--set rope: write KEY=VALUE"),
-        (("{config}", "--set", "hidden_size=010"), "begins with a zero"),
-        (("{config}", "--set", "vocab_size=0"), "vocab_size: 0 is out of range"),
-        (("{config}", "--format", "nemo"), "num_layers is missing"),
-        (("{config}", "--part", "measured"), "add --system NAME"),
-    ],
-)
-def test_what_cannot_be_imported_is_refused(
-    perfsim: Run, config: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    result = perfsim("import", *(argument.format(config=config) for argument in arguments))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
