@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 AS_SIZED = "as sized"
 IN_TIME = "time"
+POWER = "power"
+MONEY = "money an hour"
 CRITICAL_BATCH = "convergence.critical_batch_tokens"
 LEVELS = 9
 """Rows of a map whose rows are powers or amounts an hour."""
@@ -62,6 +64,38 @@ class Atlas:
     machines: Mapping[str, tuple[str, float]]
     """By name: its device, and the rate of one with its share of servers."""
 
+    @classmethod
+    def of(cls, targets: Sequence[Sequence[Series]]) -> Atlas | None:
+        """The maps of several models on several machines, over one more number at most; None of another grid.
+
+        Money is compared where every machine has a price, else power; None where not every power is known.
+        """
+        points = [point for group in targets for series in group for point in series.points]
+        apart = all(len({series.machine for series in group}) == len(group) > 1 for group in targets)
+        others = {path for point in points for path in point.settings} - {"model", *BATCH_PATHS}
+        upward = [path for path in others if len({str(point.settings.get(path)) for point in points}) > 1]
+        levels = [point.settings.get(path) for point in points for path in upward]
+        numbers = all(isinstance(level, (int, float)) and level > 0 for level in levels)
+        models = {point.study.model.name for point in points}
+        if not apart or len(models) < 2 or len(upward) > 1 or not numbers:
+            return None
+        rate, rates = _rates(points)
+        if len(rates) < len(points):
+            return None
+        ends = np.log([min(rates.values()), max(rates.values())])
+        rows = np.linspace(ends[0], ends[1], LEVELS).tolist()
+        path = "".join(upward)
+        places = [place for group in targets for place in _places(group, rates, rate, path, rows)]
+        machines = {
+            _name(point, targets[0]): (
+                point.candidate.system.device.name,
+                rates[id(point)] / point.num_devices,
+            )
+            for point in points
+        }
+        unit = "kW" if rate == POWER else points[0].study.prices.currency
+        return cls(tuple(places), rate, unit, path, machines)
+
     @property
     def sentence(self) -> str:
         """At how many places who is first."""
@@ -86,21 +120,8 @@ class Atlas:
         ]
 
 
-def atlas_of(targets: Sequence[Sequence[Series]]) -> Atlas | None:
-    """The maps of several models on several machines, over one more number at most; None for another grid.
-
-    Money is compared where every machine has a price, else power; None where not every power is known.
-    """
-    if any(len({series.machine for series in group}) < max(len(group), 2) for group in targets):
-        return None
-    points = [point for group in targets for series in group for point in series.points]
-    others = {path for point in points for path in point.settings} - {"model", *BATCH_PATHS}
-    upward = [path for path in others if len({str(point.settings.get(path)) for point in points}) > 1]
-    levels = [point.settings.get(path) for point in points for path in upward]
-    models = {point.study.model.name for point in points}
-    numbers = all(isinstance(level, (int, float)) and level > 0 for level in levels)
-    if len(models) < 2 or len(upward) > 1 or not numbers:
-        return None
+def _rates(points: Sequence[PointResult]) -> tuple[str, dict[int, float]]:
+    """What is compared, and by `id` of a point its amount an hour; without those that are not known."""
     outcomes = [outcome_of(point) for point in points]
     priced = all(outcome.money is not None for outcome in outcomes)
     bills = [outcome.money if priced else outcome.energy_kwh for outcome in outcomes]
@@ -109,18 +130,7 @@ def atlas_of(targets: Sequence[Sequence[Series]]) -> Atlas | None:
         for point, outcome, bill in zip(points, outcomes, bills, strict=True)
         if bill is not None
     }
-    if len(rates) < len(points):
-        return None
-    rate = "money an hour" if priced else "power"
-    least, most = np.log([min(rates.values()), max(rates.values())])
-    rows = np.linspace(least, most, LEVELS).tolist()
-    path = "".join(upward)
-    places = [place for group in targets for place in _places(group, rates, rate, path, rows)]
-    machines = {
-        _name(point, targets[0]): (point.question.system.device.name, rates[id(point)] / point.num_devices)
-        for point in points
-    }
-    return Atlas(tuple(places), rate, points[0].study.prices.currency if priced else "kW", path, machines)
+    return MONEY if priced else POWER, rates
 
 
 def _name(point: PointResult, group: Sequence[Series]) -> str:

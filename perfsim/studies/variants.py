@@ -30,7 +30,7 @@ from perfsim.studies.answers import (
     settings_text,
     shared_caveats,
 )
-from perfsim.studies.atlas import Atlas, atlas_of
+from perfsim.studies.atlas import Atlas
 from perfsim.studies.decision import amount, outcome_of, time_unit, verb
 from perfsim.studies.loading import LAYOUT, VARIANT, Sweep
 from perfsim.studies.spec import digests
@@ -288,7 +288,7 @@ class SweepResult:
     @cached_property
     def atlas(self) -> Atlas | None:
         """Maps of who is first, where the grid has several models on several machines."""
-        return atlas_of(self.targets) if self.targets and not self.variants else None
+        return Atlas.of(self.targets) if self.targets and not self.variants else None
 
     @cached_property
     def equal_times(self) -> Sequence[tuple[Sequence[Match], Sequence[Match]]]:
