@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -83,15 +83,10 @@ class Draws:
 
     def __call__(self, name: str) -> Floats:
         """The places of an input, shape [count]."""
-        return _places(self.seed, self.count, name)
-
-
-@lru_cache(maxsize=64)
-def _places(seed: int, count: int, name: str) -> Floats:
-    # Each input has the same quantiles in an order of its own (a Latin hypercube), so that the range of a
-    # single input is met to the digit.
-    order = np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(count)
-    return _quantiles(count)[order]
+        # Each input has the same quantiles in an order of its own (a Latin hypercube), so that the range of a
+        # single input is met to the digit.
+        order = np.random.default_rng([self.seed, zlib.crc32(name.encode())]).permutation(self.count)
+        return _quantiles(self.count)[order]
 
 
 @cache

@@ -125,21 +125,18 @@ def _routes(rows: Ids, links: Ids, times: Ints, capacities: Floats) -> tuple[dic
     Flow `rows[i]` crosses link `links[i]` so many `times`; rows ascend. A link that every flow crosses a
     multiple of k times becomes one with a k-th of the capacity.
     """
-    by_link = Ragged.grouped(np.arange(len(links)), links, len(capacities))
-    order = by_link.values
+    order = np.argsort(links, kind="stable")
     rows = rows[order]
     links = links[order]
     times = times[order]
     with np.errstate(divide="ignore"):
         share = times / capacities[links]
-    starts = by_link.start[:-1][np.diff(by_link.start) > 0]
+    starts = np.flatnonzero(np.diff(links, prepend=-1))
     # Of equal links the first is kept.
-    unlike: dict[bytes, slice] = {}
-    crossed = np.stack([rows, share.view(np.int64)], axis=1)
-    entry = crossed.strides[0]
-    data = crossed.tobytes()
+    unlike: dict[tuple[bytes, bytes], slice] = {}
     for start, end in pairwise([*starts.tolist(), len(links)]):
-        unlike.setdefault(data[entry * start : entry * end], slice(start, end))
+        of_link = slice(start, end)
+        unlike.setdefault((rows[of_link].tobytes(), share[of_link].tobytes()), of_link)
     kept: list[slice] = []
     by_row: dict[int, list[dict[int, float]]] = {}
     most_first = sorted(unlike.values(), key=lambda of: (of.start - of.stop, -sum(share[of].tolist())))

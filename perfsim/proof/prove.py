@@ -59,10 +59,7 @@ MOST_FAULTS = 20
 MOST_TASKS = 400_000
 """In one order: some minutes."""
 EXECUTED = 3
-"""Orders whose numbers are computed: that of the ids, the simulated one and a random one.
-
-In other random ones every task must read what it read in these.
-"""
+"""Orders whose numbers are computed; in other random ones every task must read what it read in these."""
 
 
 @dataclass(frozen=True)

@@ -58,19 +58,14 @@ _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
 def _expert_works(part: LayerSlice, which: Which, recompute: Recompute = "none") -> _ExpertWorks:
     """The compute of a block with experts; `recompute` decides what its forward keeps."""
     begin, shared, end = _around_experts(replace(part, expert=1, expert_tensor=1, expert_load=1.0), which)
-    if which == "forward":
-        saved = TensorClass("saved", layer_activation_bytes(part, recompute))
-        end = replace(end, writes=(*end.writes, saved))
-    return _ExpertWorks(begin, shared, _routed_work(part, which), end)
-
-
-@lru_cache(maxsize=4096)
-def _routed_work(part: LayerSlice, which: Which) -> Work:
-    """The compute of a rank's experts."""
     made = [TensorClass("rows", part.row_bytes)]
     if which == "dgrad":
         made.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
-    return compute_work("experts", which, expert_kernels(part, _PASS[which], "experts"), *made)
+    if which == "forward":
+        saved = TensorClass("saved", layer_activation_bytes(part, recompute))
+        end = replace(end, writes=(*end.writes, saved))
+    experts = compute_work("experts", which, expert_kernels(part, _PASS[which], "experts"), *made)
+    return _ExpertWorks(begin, shared, experts, end)
 
 
 @lru_cache(maxsize=512)
@@ -143,10 +138,6 @@ class ExpertGroup(Half):
     def parts(self, which: Which) -> _ExpertWorks:
         """The compute of a pass in parts."""
         return _expert_works(self.part, which, self.mode)
-
-    def routed(self, which: Which) -> Work:
-        """The experts of a pass alone."""
-        return _routed_work(self.part, which)
 
     def works(self, which: HalfPass) -> Sequence[Work]:
         """The works of a pass that run one after the other, from the first before dispatch to the last."""

@@ -247,7 +247,7 @@ def _routed_terms(
     """Routed experts on the rows that arrive, and the way of rows to them and back."""
     group = _experts(job, sequences, ranks, expert, shared_by)
     exchanges = *group.to_experts, *group.from_experts
-    named: Named = dict.fromkeys(roles, (group.routed(which), *exchanges))
+    named: Named = dict.fromkeys(roles, (group.parts(which).experts, *exchanges))
     forward = {"dispatched": group.to_experts, "exchanged": exchanges}
     return {**named, **(forward if which == "forward" else {})}
 
