@@ -51,7 +51,8 @@ def with_jitter(
     worst = np.full(len(tasks), -np.inf)
     counts = together[tasks]
     for number in range(int(counts.max(initial=0))):
-        np.maximum(worst, rng.standard_normal(len(tasks)), out=worst, where=counts > number)
+        drawn = rng.standard_normal(len(tasks))
+        np.maximum(worst, drawn, out=worst, where=counts > number)
     noisy = duration_s.copy()
     noisy[tasks] *= np.exp(sigma * worst - sigma**2 / 2)  # the shift makes the mean of one draw 1
     return noisy

@@ -280,8 +280,9 @@ class _Simulation:
         self._is_closing = False
         self._instants += 1
         if not self._instants % RATES_CHECKED_EVERY:
+            total = len(self.end_s)
             self.limits.in_time(
-                lambda: f"{self.ended:,} of {len(self.end_s):,} tasks of the present simulation had ended"
+                lambda: f"{self.ended:,} of {total:,} tasks of the present simulation had ended"
             )
         self.changed_rates += self.devices.set_rates()
         self.changed_rates += self.links.set_rates()

@@ -140,4 +140,5 @@ def _deadlock_report(graph: TaskGraph, end_s: Floats) -> str:
         lines.append(f"  {graph.task(task).stream}: {graph.task(task).name} waits for {names or NO_CAPACITY}")
     if len(streams) > len(lines):
         lines.append(f"  and {len(streams) - len(lines)} more streams")
-    return "\n".join([f"the run cannot proceed: {len(stuck)} of {len(graph)} tasks never ended", *lines])
+    head = f"the run cannot proceed: {len(stuck)} of {len(graph)} tasks never ended"
+    return "\n".join([head, *lines])

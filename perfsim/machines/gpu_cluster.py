@@ -64,7 +64,8 @@ def _entries_of_peers(spread: _Spread, tree: FatTree, width: int, *, shares_link
     compared, of which there are fewer than peers; memory grows with ranks only.
     """
     group, meeting = spread
-    first, of_peer = np.unique(meeting.first(np.arange(width)), return_inverse=True)
+    offset = np.arange(width)
+    first, of_peer = np.unique(meeting.first(offset), return_inverse=True)
     ranks = group.start + first[:, None] + group.stride * np.arange(group.size)
     nodes = tree.node_of[ranks]
     enters = np.diff(nodes, axis=1) != 0

@@ -258,7 +258,8 @@ class WaferCluster(Machine):
         """
         calibration = system.device.calibration
         if isinstance(calibration, WaferCalibration):
-            yield from _of_release(job.runtime.software_release or system.software_release, calibration)
+            wanted = job.runtime.software_release or system.software_release
+            yield from _of_release(wanted, calibration)
         if num_devices > 1:
             least, most = (math.log1p(-loss) for loss in LOSS_RANGE)
             assumed = math.log1p(-system.loss_per_doubling)

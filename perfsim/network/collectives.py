@@ -208,7 +208,8 @@ class CollectiveModel:
             inter_step_s=self.node.nic.latency,
             bandwidth_fraction=1.0,
         )
-        return NetworkConstants(efficiency=1.0, protocols=(line,), send_recv_latency_s=self.node.nic.latency)
+        latency_s = self.node.nic.latency
+        return NetworkConstants(efficiency=1.0, protocols=(line,), send_recv_latency_s=latency_s)
 
     @property
     def _nic_bytes_per_s(self) -> float:

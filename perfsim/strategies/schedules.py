@@ -376,9 +376,10 @@ def _lettered(rank: int, microbatches: int, phases: Sequence[tuple[str, int]]) -
             which, chunk = _LETTERS[letter]
             slots.append(Slot(which, rank, chunk, next_of[letter], behind == "+"))
             next_of[letter] += 1
+    later = [*slots[1:], None]
     return [
         slot._replace(joined=slot.joined and after is not None and after.microbatch < microbatches)
-        for slot, after in zip(slots, [*slots[1:], None], strict=True)
+        for slot, after in zip(slots, later, strict=True)
         if slot.microbatch < microbatches
     ]
 

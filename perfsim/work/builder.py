@@ -159,7 +159,8 @@ class GraphBuilder(_Tasks):
 
     def end_step(self, num_tasks: int | None = None) -> None:
         """Mark the end of one optimizer step: here, or after the first `num_tasks` tasks."""
-        self._step_ends.append(self.first_task + len(self.rows) if num_tasks is None else num_tasks)
+        here = self.first_task + len(self.rows)
+        self._step_ends.append(here if num_tasks is None else num_tasks)
 
     def fold(self, width: int) -> None:
         """Declare that each device of the graph stands for `width` ranks that do the same work."""

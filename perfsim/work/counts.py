@@ -133,7 +133,8 @@ def model_flop_per_step(job: Job) -> float:
     """
     model = job.model
     recipe = job.recipe
-    body = 6.0 * parameters(model).active_body_matrices
+    counts = parameters(model)
+    body = 6.0 * counts.active_body_matrices
     positions = recipe.lm_head_positions or recipe.seq_length
     head = 6.0 * model.vocab_size * model.hidden_size
     heads = positions / recipe.seq_length + model.mtp_num_layers

@@ -375,7 +375,8 @@ class TaskGraph:
 
     def mean_over_steps(self, amount: Callable[[Work], float]) -> float:
         """Sum over the tasks of a step, given an amount of each class of work; the mean over steps."""
-        return float(np.array([amount(work) for work in self.works])[self.work].sum()) / len(self.step_ends)
+        per_work = np.array([amount(work) for work in self.works])
+        return float(per_work[self.work].sum()) / len(self.step_ends)
 
     def digest(self) -> str:
         """A hash of the graph without its stream names; equal graphs have equal digests."""

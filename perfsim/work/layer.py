@@ -207,7 +207,8 @@ def attention_products(part: LayerSlice) -> Kernels:
     rank = latent.q_lora_rank
     down = latent.kv_lora_rank + latent.qk_rope_head_dim
     up = model.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-    queries: Kernels = (_linear("query", part, rank or model.hidden_size, model.query_width, "column"),)
+    query_inputs = rank or model.hidden_size
+    queries: Kernels = (_linear("query", part, query_inputs, model.query_width, "column"),)
     if rank is not None:
         queries = (_linear("query_down", part, model.hidden_size, rank, "none", tokens), *queries)
     return (
@@ -312,7 +313,8 @@ def _flash(part: LayerSlice, *, backward: bool) -> Kernel:
 def merge_kernel(part: LayerSlice, *, backward: bool = False) -> Kernel:
     """Adds the result of a block of keys to earlier ones, rescaled by softmax sums; or its gradients."""
     if backward:
-        return elementwise("attention_merge.backward", 3 * (part.query_bytes + part.pair_bytes), launches=2)
+        n_bytes = 3 * (part.query_bytes + part.pair_bytes)
+        return elementwise("attention_merge.backward", n_bytes, launches=2)
     return elementwise("attention_merge", 3 * part.context_bytes)
 
 
@@ -552,7 +554,8 @@ def _head(part: LayerSlice, positions: int, which: LayerPass) -> Kernels:
         if part.fused_cross_entropy:
             loss = _fused_loss(loss, size * logits, logits, part)
         return (norm, *products, loss)
-    loss = elementwise("cross_entropy.backward", (CROSS_ENTROPY_BACKWARD_BYTES + cast) * logits, launches=6)
+    name = "cross_entropy.backward"
+    loss = elementwise(name, (CROSS_ENTROPY_BACKWARD_BYTES + cast) * logits, launches=6)
     if part.fused_cross_entropy:
         # The gradient replaces the logits in place.
         loss = _fused_loss(loss, 2 * size * logits, logits, part)
@@ -653,7 +656,8 @@ def attention_recompute(part: LayerSlice, recompute: Recompute) -> Kernels:
 
 def up_projections(part: LayerSlice) -> Kernels:
     """The products of latent attention from latents to the queries, keys and values of all heads."""
-    products = attention_products(part) if part.model.latent_attention is not None else ()
+    latent = part.model.latent_attention is not None
+    products = attention_products(part) if latent else ()
     return tuple(product for product in products if product.name in ("query", "pair"))
 
 

@@ -269,7 +269,8 @@ class Store:
         if layout.spill:
             servers = self.system.activation_servers
             capacity = servers.per_system * servers.capacity
-            uses.append(MemoryUse(SERVERS, {"activations": held.spilled}, capacity, on_device=False))
+            spilled = {"activations": held.spilled}
+            uses.append(MemoryUse(SERVERS, spilled, capacity, on_device=False))
         return tuple(uses)
 
     def largest_micro_batch(self, per_system: int, group: int, *, spill: bool = False) -> int:

@@ -256,7 +256,8 @@ class _PassRecorder:
         if self.kind.last:
             self._update(number, up)
         elif works.sum_write is not None:
-            up.append(self._task(number, works.sum_write, self._server("memoryx/flash-write", number), up))
+            stream = self._server("memoryx/flash-write", number)
+            up.append(self._task(number, works.sum_write, stream, up))
         self.template.output(name, up[-1])
         return parts[-1]
 
@@ -327,7 +328,8 @@ class _PassRecorder:
         self, number: int, work: Work, weights: Sequence[int], reads: Sequence[int], after: Sequence[int] = ()
     ) -> list[int]:
         """One task per chunk of the weights; returns the first tensor of each task."""
-        return [self._task(number, work, f"{DEVICE}/compute", [chunk, *reads], after) for chunk in weights]
+        stream = f"{DEVICE}/compute"
+        return [self._task(number, work, stream, [chunk, *reads], after) for chunk in weights]
 
 
 LEAST_STEPS = 2
@@ -360,7 +362,8 @@ class StreamedSteps:
         job = self.plan.job
         device = self.store.device
         part = device.layer_slice(job, self.sequences(last=last))
-        blocks = _blocks_of(part, job.recipe.lm_head_positions or job.seq_length, device, self.store.tiles)
+        positions = job.recipe.lm_head_positions or job.seq_length
+        blocks = _blocks_of(part, positions, device, self.store.tiles)
         # Before the last micro-batch of a step, gradients may stay in SwarmX to be summed.
         stays = not last and self.system.streaming.accumulate_at == "swarmx"
         reduce = "reduce_in_tree" if stays else "reduce"

@@ -51,7 +51,8 @@ class _Estimate:
     def step_s(self) -> float:
         """All micro-batches, the last at its own size, and the bubble between two steps."""
         full = self.pass_s(last=False)
-        return (self.steps.plan.num_microbatches - 1) * full + self.pass_s(last=True) + self.bubble_s()
+        last = self.pass_s(last=True)
+        return (self.steps.plan.num_microbatches - 1) * full + last + self.bubble_s()
 
     def pass_s(self, *, last: bool) -> float:
         """One micro-batch forward and backward, or the transfer of its samples where that takes longer."""
@@ -132,7 +133,8 @@ class _Estimate:
 
         @cache
         def seconds(block: BlockWorks) -> tuple[float, float, float]:
-            return self.backward_s(block, last=True), self.duration(block.reduce), self.update_pace_s(block)
+            backward = self.backward_s(block, last=True)
+            return backward, self.duration(block.reduce), self.update_pace_s(block)
 
         # Updates follow one another at the pace of their slowest part: read state, arithmetic, write state.
         # Servers with blocks of their own work in parallel. The first weights are sent after all updates.

@@ -156,7 +156,8 @@ class RankShare:
             return replicas
         ranks = RankGroup(self.first, layout.expert * layout.expert_tensor, layout.expert_replicas)
         whole = replace(replicas, shard_group=None, alone=False)
-        return replace(replicas, apart=replace(whole, ranks=ranks, num_parameters=held.apart, experts=True))
+        apart = replace(whole, ranks=ranks, num_parameters=held.apart, experts=True)
+        return replace(replicas, apart=apart)
 
 
 # The slots of the schedule.
@@ -208,7 +209,8 @@ def _pipeline_slots(
     place = place_of[rank, chunk]
     number = np.full((len(PASSES), count + 1, num_microbatches), -1, dtype=np.int64)  # place -1: none
     number[passed, place, microbatch] = np.arange(len(merged))
-    final = np.where(passed == PASSES.index("F"), microbatch == 0, microbatch == num_microbatches - 1)
+    forward = passed == PASSES.index("F")
+    final = np.where(forward, microbatch == 0, microbatch == num_microbatches - 1)
     template, freed = _templates(passes, passed, rank, place, final)
 
     def where(which: Pass, source: Pass, shift: int = 0) -> Ints:
@@ -241,7 +243,8 @@ def _templates(passes: _Passes, passed: Ints, rank: Ints, place: Ints, final: Bo
             until = np.argmax(frees[special[slots]]) if frees[special[slots]].any() else len(slots)
             early = np.where(passed[slots] == PASSES.index("F"), final[slots], np.arange(len(slots)) <= until)
             template[slots] = np.where(early, special[slots], usual[slots])
-        freed[slots[1:]] = np.maximum.accumulate(np.where(frees[template[slots]], slots, -1))[:-1]
+        latest = np.maximum.accumulate(np.where(frees[template[slots]], slots, -1))
+        freed[slots[1:]] = latest[:-1]
     return template, freed
 
 
@@ -319,7 +322,8 @@ class StepWriter:
             templates["F", True] = [of.forward(gathers=True) for of in passes()]
         if self.overlap:
             templates[self.last_pass, True] = last(reduces=True)
-        return _Passes(templates, of_stage, first_layer - first_layer[distinct][of_stage], follows)
+        later = first_layer - first_layer[distinct][of_stage]
+        return _Passes(templates, of_stage, later, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, slots: Ints) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""
@@ -357,7 +361,8 @@ class StepWriter:
         norms = []
         over_stages: tuple[Work, ...] = ()
         for replicas, reduced in zip(stages.replicas, gradients, strict=True):
-            works = norm_works(replicas.ranks.start, layout.tensor, peers, layout.width, layout.pipeline)
+            first = replicas.ranks.start
+            works = norm_works(first, layout.tensor, peers, layout.width, layout.pipeline)
             norms += [self.builder.task(work, replicas.stream, reduced).tensor for work in works[:1]]
             over_stages = works[1:]
         stream = f"{stages.replicas[0].device}/send-previous"
