@@ -401,11 +401,8 @@ def _init(file: Path, model: str, recipe: str | None, system: str, devices: int)
 @options.count("--orders", "Random orders of execution. [default: 10]", 0, 10_000)
 @options.count("--seed", "Seed of weights and random orders. [default: 0]", 0, 2**32 - 1)
 @options.changes
-@click.option(
-    "--mutations",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Insert faults into these schedules instead, and write to FILE (Markdown) which are detected.",
+@options.path(
+    "--mutations", "Insert faults into these schedules instead, and write here (Markdown) which are detected."
 )
 @options.count("--every", "Of --mutations: try every N-th fault only.")
 @options.limits
@@ -436,8 +433,6 @@ def _prove(
         wrong = "at least one layout does not compute what serial training does"
         check = partial(_must_pass, proof, f"{request.target}: {wrong}")
         return Answer(lambda: proof, lambda: proof_lines(proof), check)
-    if not mutations.parent.is_dir():
-        raise InputError(f"--mutations {mutations}: there is no folder {mutations.parent}")
     found = try_plans(request.target, plans_of(request), every or 1, progress())
     write_file(mutations, mutations_page(found))
     missed = f"{request.target}: a fault was missed: {'; '.join(found['unexplained'][:1])}"
@@ -474,12 +469,7 @@ def _schema(kind: str | None, out: Path | None) -> None:
 )
 @click.argument("kind", type=click.Choice(inventory.KINDS))
 @click.argument("name", required=False)
-@click.option(
-    "--graph",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the network of a system: .graphml, .dot or .gv.",
-)
+@options.path("--graph", "Write the network of a system: .graphml, .dot or .gv.")
 @options.count("--devices", "Of so many devices.  [default: those of two nodes]", most=MOST_DEVICES)
 @prints
 def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) -> Answer:

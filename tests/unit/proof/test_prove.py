@@ -123,7 +123,7 @@ def test_the_document_has_what_was_promised_and_the_table_ends_in_a_sentence() -
         (["studies/gpt3_20b.yaml", "--batch", "7"], "--batch is for a --layout"),
         ([MODEL, "--every", "7"], "--every belongs to --mutations"),
         ([MODEL, "--mutations", "x.md", "--seed", "7"], "--orders and --seed belong to proofs"),
-        ([MODEL, "--mutations", "nowhere/x.md"], "there is no folder nowhere"),
+        ([MODEL, "--mutations", "."], "is a folder; the name of a file is expected"),
         (["csx_scaling"], "this is a sweep; a study is expected"),
         (["studies/csx_scaling.yaml"], "this is a sweep; a study is expected"),
     ],
