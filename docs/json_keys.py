@@ -86,6 +86,7 @@ NO_FIELD: Mapping[str, str] = {
     "version": "The version of perfsim.",
     "tokens_per_s_per_device": "Tokens a second over devices.",
     "equals": "The fewest devices of the grid that are as fast as a point of another machine.",
+    "executed": "Orders whose numbers are computed; in others tasks read the same.",
     "atlas": "Who is first at each place of the maps of a grid of models.",
     "equal_time": "The interpolated number of devices that is as fast, with its band.",
     "validate.file": "The file of runs.",

@@ -209,12 +209,9 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         # That of the ids, that of the simulated start times, and random ones.
         for order in (range(tasks), simulated, *subject.random_orders(orders, seed)):
             if runs < EXECUTED:
-                before = outcome.compared
                 executor.run(order, outcome, thorough=runs == 0)
-                compared = outcome.compared - before
             else:
                 executor.follow(order)
-                outcome.compared += compared
             if runs == 0:
                 outcome.faults += islice(subject.mispriced(outcome), MOST_FAULTS)
             runs += 1
@@ -478,7 +475,8 @@ class ProofResult:
             name: {**_summary(proofs), "layouts": [proof.as_dict() for proof in proofs]}
             for name, proofs in of_strategy.items()
         }
-        about = {"target": self.target, "orders": self.orders, "steps": STEPS}
+        about = {"target": self.target, "orders": self.orders, "executed": min(self.orders + 2, EXECUTED)}
+        about["steps"] = STEPS
         return {**about, **_summary(self.proofs), "strategies": strategies}
 
 

@@ -208,11 +208,14 @@ def proof_lines(answer: Mapping[str, Any]) -> list[str]:
     wrong = sum(not layout["passed"] for _, layout in proofs)
     done = f"{text.integer(answer['tasks'])} tasks on all ranks, {answer['steps']} optimizer steps"
     worst = answer["max_relative_error"]
+    followed = answer["orders"] + 2 - answer["executed"]
+    others = f"; in {text.counted(followed, 'more random order')} tasks read the same" if followed else ""
     conclusion = (
         f"{text.counted(len(proofs), 'layout')} proven ({done}): no dependency is missing, "
         f"and {text.integer(sum(layout['compared'] for _, layout in proofs))} arrays (loss, gradients, "
-        f"weights) equal those of serial training in {text.counted(answer['orders'], 'random order')} and in "
-        f"the simulated one; largest relative error {text.NONE if worst is None else f'{worst:.1e}'}."
+        f"weights) equal those of serial training in {text.counted(answer['executed'] - 2, 'random order')} "
+        f"and in the simulated one{others}; largest relative error "
+        f"{text.NONE if worst is None else f'{worst:.1e}'}."
     )
     if wrong:
         conclusion = f"{wrong} of {text.counted(len(proofs), 'layout')} WRONG ({done})."
