@@ -52,11 +52,6 @@ def test_an_interrupt_after_the_answer_ends_in_words(tmp_path: Path) -> None:
     ended_in_words(done)
 
 
-def test_without_an_interrupt_nothing_is_said(tmp_path: Path) -> None:
-    done = run(tmp_path, "--version")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_almost_nothing_is_read_before_the_handler_of_interrupts_is_there(repository: Path) -> None:
     """Until then an interrupt ends in Python's own traceback; without site, as little as can be is loaded."""
     probe = (

@@ -140,27 +140,20 @@ def test_anchors_and_repeated_keys_are_read(imported: Import) -> None:
 UNTOLD = NEMO.replace("num_layers: 24", "num_layers: ${oc.env:LAYERS}")
 
 
-@pytest.mark.parametrize(
-    ("was", "now", "message"),
-    [
-        ("--hidden-size 12288", "--hidden-size", "hidden_size: its value is missing"),
-        ("--num-layers 96", "--num-layers $LAYERS", "num_layers: the file does not tell this value"),
-        ("PP=16", "PP=5", "128 ranks are not a multiple of tensor 8 × pipeline 5"),
-        ("--fp16", "--fp16 --position-embedding-type rop", r"'rop' is unknown\n.*\n.*did you mean `rope`"),
-        ("--fp16", "--fp16 --pipeline-model-parallel-layout Et*3|t*4,L", "has 96"),
-    ],
+WRONG_ARGUMENTS = (
+    ("--hidden-size 12288", "--hidden-size", "hidden_size: its value is missing"),
+    ("--num-layers 96", "--num-layers $LAYERS", "num_layers: the file does not tell this value"),
+    ("PP=16", "PP=5", "128 ranks are not a multiple of tensor 8 × pipeline 5"),
+    ("--fp16", "--fp16 --position-embedding-type rop", r"'rop' is unknown\n.*\n.*did you mean `rope`"),
+    ("--fp16", "--fp16 --pipeline-model-parallel-layout Et*3|t*4,L", "has 96"),
 )
-def test_wrong_arguments_of_a_script_are_refused_at_their_line(
-    imported: Import, was: str, now: str, message: str
-) -> None:
-    assert was in SCRIPT
-    with pytest.raises(InputError, match=message):
-        imported(SCRIPT.replace(was, now), "train.sh")
+"""What stands in the script, what would be wrong in its place, and why."""
 
 
 @pytest.mark.parametrize(
     ("content", "name", "options", "message"),
     [
+        *((SCRIPT.replace(was, now), "train.sh", {}, message) for was, now, message in WRONG_ARGUMENTS),
         (SCRIPT, "train.sh", {"given": {"num_leyers": 96}}, "--set num_leyers: this format has no use"),
         (UNTOLD, "n.yaml", {}, r"num_layers: the file does not tell this value\n.*\n.*--set num_layers"),
         (
