@@ -69,7 +69,8 @@ def study(
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
     spec = priced(changed_study(spec, changes or {}, catalog).with_verify(verify), prices or {})
-    executor = executor_for(jobs, scheduler, most=sum(len(known.devices) for known in spec.candidates))
+    points = sum(len(candidate.devices) for candidate in spec.candidates)
+    executor = executor_for(jobs, scheduler, most=points)
     names = names_of(compare, "compare")
     result = run_study(spec, names, progress, executor)
     words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]
@@ -260,7 +261,8 @@ def solve(
         spec = changed_study(spec, asked, catalog).compared(names_of(compare, "compare"))
     spec = priced(spec, prices or {})
     executor = executor_for(jobs, most=len(spec.candidates))
-    solved = solve_study(spec, find, names_of(such_that, "such_that"), minimise, catalog, executor, progress)
+    conditions = names_of(such_that, "such_that")
+    solved = solve_study(spec, find, conditions, minimise, catalog, executor, progress)
     return SolveAnswer(**values_of(solved))
 
 

@@ -63,7 +63,11 @@ def entry(kind: str, name: str) -> Rows:
 
 
 def write_network(name: str, path: Path, devices: int | None = None) -> dict[str, Any]:
-    """Write the network of a system's first devices (of two nodes by default); returns what is in it."""
+    """Write the network of a system's first devices (of two nodes by default); returns what is in it.
+
+    `perfsim.network.export.write_graph` has the formats. Raises InputError for a number of devices that the
+    system cannot have.
+    """
     from perfsim.catalog import default_catalog
     from perfsim.machines import build_topology, machine_of
     from perfsim.network.export import write_graph

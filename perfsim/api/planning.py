@@ -38,7 +38,8 @@ def plan(
     if not (isinstance(count, int) and count >= 1):
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
     question = question_of(given, catalog, "plan")
-    return PlanAnswer(**values_of(plan_on(executor_for(1, scheduler), question, objective, shown)))
+    planned = plan_on(executor_for(1, scheduler), question, objective, shown)
+    return PlanAnswer(**values_of(planned))
 
 
 @dataclass(frozen=True, repr=False)

@@ -219,7 +219,9 @@ def _study_named(study: Named) -> StudySpec:
         return load_study(str(study))
     document = _document(Path(study))
     spec = load_study(document.study)
-    machines = {(one.candidate.strategy, one.candidate.system.name, one.num_devices) for one in spec.points}
+    machines = {
+        (point.candidate.strategy, point.candidate.system.name, point.num_devices) for point in spec.points
+    }
     answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
     if document.title not in (None, spec.title) or not answered <= machines:
         text = f"answers another study than the catalogue's {spec.name}"
@@ -287,7 +289,8 @@ class Model(TransformerConfig):
 def validate(file: str | Path, catalog: Catalog | None = None) -> Validation:
     """Predict the runs of a file of cases and compare with what was measured.
 
-    Raises InputError for a file that is malformed; a case that cannot be predicted is listed in `failed`.
+    `published_cases` lists the files that come with perfsim. Raises InputError for a file that is not there
+    or that is malformed; a case that cannot be predicted is listed in `failed`.
     """
     if not isinstance(file, (str, Path)):
         raise InputError(f"validate: a path is expected, not {file!r}")

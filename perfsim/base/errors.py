@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20
 """Problems in the message of an error; `problems` has all of them."""
+MOST_EXCERPT = 160
+"""Characters of the line of a file that a problem shows."""
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
@@ -84,6 +86,7 @@ class Problem:
 
     message: str
     file: str = ""
+    """The path as the user gave it."""
     line: int = 0
     """From 1, as the column; 0 where unknown."""
     column: int = 0

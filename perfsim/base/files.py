@@ -21,7 +21,7 @@ def write_file(path: Path, content: str | bytes | Iterable[str]) -> Path:
         parts: Iterable[bytes] = [content]
     else:
         parts = (part.encode("utf-8") for part in ([content] if isinstance(content, str) else content))
-    target = path.resolve() if path.is_symlink() else path
+    target = path.resolve() if path.is_symlink() else path  # a link stays one
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and not target.is_file():  # a device or a pipe
         _write_parts(target, parts)
@@ -64,11 +64,13 @@ def must_exist(path: Path) -> None:
 
 def check_folder(path: Path, option: str = "--out") -> None:
     """Raise InputError unless files can be written into this folder, which need not exist yet."""
-    near = next(parent for parent in (path, *path.parents, Path()) if parent.exists() or parent.is_symlink())
-    if not near.is_dir():
-        raise _refused(option, path, f"{near} is no folder")
-    if not os.access(near, os.W_OK | os.X_OK):
-        raise _refused(option, path, f"nothing can be written into {near}")
+    nearest = next(
+        parent for parent in (path, *path.parents, Path()) if parent.exists() or parent.is_symlink()
+    )
+    if not nearest.is_dir():
+        raise _refused(option, path, f"{nearest} is no folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _refused(option, path, f"nothing can be written into {nearest}")
 
 
 def check_file(path: Path, option: str = "--out") -> None:

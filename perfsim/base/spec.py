@@ -116,7 +116,11 @@ def replaced(
     assumed: Mapping[str, str],
     read: Callable[[str, Any], Any] = lambda _, value: value,
 ) -> SpecT:
-    """A copy with other values at dotted paths, as `read` makes them; CatalogError has every wrong path."""
+    """A copy with the values at dotted paths replaced, each by what `read` makes of a path and its value.
+
+    `assumed` are the reasons that are recorded. Raises CatalogError with every path that leads nowhere, and
+    ValidationError for values that the fields refuse.
+    """
     data = spec.model_dump()
     problems: list[Problem] = []
     for path, value in changes.items():
@@ -128,7 +132,7 @@ def replaced(
         raise CatalogError(problems)
     if "assumed" in data:
         data["assumed"] = {**data["assumed"], **assumed}
-    return type(spec).model_validate(data)  # ValidationError for values that the fields refuse
+    return type(spec).model_validate(data)
 
 
 def _put(data: dict[str, Any], path: str, value: Any) -> None:

@@ -7,6 +7,8 @@ import math
 import re
 from collections.abc import Collection, Iterable
 
+_MOST_DIFFERENT = 20
+"""Names whose lengths differ by more are not compared."""
 OTHER_NAMES = {
     "ddp": "data",
     **dict.fromkeys(("fsdp", "fsdp1", "fsdp2"), "zero3"),
@@ -20,6 +22,14 @@ OTHER_NAMES = {
     "dualpipe": "dualpipev",
 }
 """What others call what perfsim has under another name; folded."""
+_MOST_ALIKE = 3
+"""Names with the word as a part of which so many are suggested."""
+_LEAST_PART = 3
+"""Letters of a word from which on a name that has it as a part is suggested."""
+_LEAST_RATIO = 0.61
+"""At 0.6, the usual ratio, names that share only an ending still match: vocab_size and world_size."""
+_MOST_LISTED = 40
+"""More names are not listed behind a guess."""
 MISSING = "n/a"
 """In place of a number that is not finite."""
 
@@ -31,15 +41,14 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 def _alike(word: str, names: Iterable[str]) -> list[str]:
     """The names most like `word`, of which there are several only where they have it as a part."""
-    folded = {_folded(name): name for name in names if abs(len(name) - len(word)) <= 20}
+    folded = {_folded(name): name for name in names if abs(len(name) - len(word)) <= _MOST_DIFFERENT}
     wanted = _folded(word)
     # The shortest name that begins with it, else those that have it as a part, else the most alike.
-    if len(wanted) >= 3 and wanted not in folded:
+    if len(wanted) >= _LEAST_PART and wanted not in folded:
         holding = sorted((name for name in folded if f"-{wanted}-" in f"-{name}-"), key=len)
-        if near := [name for name in holding if name.startswith(wanted)][:1] or holding[:3]:
+        if near := [name for name in holding if name.startswith(wanted)][:1] or holding[:_MOST_ALIKE]:
             return [folded[name] for name in near]
-    # At 0.6, the usual ratio, names that share only an ending still match: vocab_size and world_size.
-    return [folded[name] for name in difflib.get_close_matches(wanted, folded, n=1, cutoff=0.61)]
+    return [folded[name] for name in difflib.get_close_matches(wanted, folded, n=1, cutoff=_LEAST_RATIO)]
 
 
 def _folded(name: str) -> str:
@@ -54,7 +63,7 @@ def did_you_mean(word: str, names: Iterable[str], listing: str = "") -> str:
     guess = f"{word} is called `{near}` here; " if near in choices else ""
     if not guess and (close := [f"`{name}`" for name in _alike(word, choices)]):
         guess = f"did you mean {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}? "
-    if len(choices) > 40 and (guess or listing):
+    if len(choices) > _MOST_LISTED and (guess or listing):
         return f"{guess}{len(choices)} names are known{listing}"
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()
 

@@ -33,6 +33,8 @@ _POWERS = {prefix: power for power, prefix in _PREFIXES.items()} | {"K": 3, "µ"
 """Of ten, by prefix; kilo and micro have several spellings."""
 _BINARY_POWERS = {prefix: power for power, prefix in _BINARY_PREFIXES.items()}
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_MOST_SHOWN = 60
+"""Characters of a text in whose place a number is expected."""
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*", re.DOTALL)
 
 
@@ -61,27 +63,37 @@ class _Units:
 
 
 _UNITS: dict[Dimension, _Units] = {
-    "bytes": _Units("a number of bytes", {"B": 1.0, "b": 0.125, "bit": 0.125}, "GB", binary=True, most=1e21),
+    "bytes": _Units(
+        meaning="a number of bytes",
+        symbols={"B": 1.0, "b": 0.125, "bit": 0.125},
+        usual="GB",
+        binary=True,
+        most=1e21,
+    ),
     "bytes_per_s": _Units(
-        "bytes a second",
-        {"B/s": 1.0, "b/s": 0.125, "bit/s": 0.125, "Bps": 1.0, "bps": 0.125},
-        "GB/s",
+        meaning="bytes a second",
+        symbols={"B/s": 1.0, "b/s": 0.125, "bit/s": 0.125, "Bps": 1.0, "bps": 0.125},
+        usual="GB/s",
         binary=True,
         most=1e21,
         least=1.0,
     ),
     "flop_per_s": _Units(
-        "floating-point operations a second", {"FLOP/s": 1.0, "FLOPS": 1.0}, "TFLOP/s", most=1e24, least=1.0
+        meaning="floating-point operations a second",
+        symbols={"FLOP/s": 1.0, "FLOPS": 1.0},
+        usual="TFLOP/s",
+        most=1e24,
+        least=1.0,
     ),
     "seconds": _Units(
-        "a time",
-        {"s": 1.0},
-        "us",
+        meaning="a time",
+        symbols={"s": 1.0},
+        usual="us",
         exponents=(-12, 0),
         unprefixed={"min": 60.0, "h": 3600.0, "d": DAY_S},
         most=1e10,
     ),
-    "watts": _Units("a power", {"W": 1.0}, "W", exponents=(-3, 9), most=1e12),
+    "watts": _Units(meaning="a power", symbols={"W": 1.0}, usual="W", exponents=(-3, 9), most=1e12),
 }
 
 
@@ -111,8 +123,9 @@ def quantity_pattern(dimension: Dimension) -> str:
 def parse_quantity(text: str, dimension: Dimension, usual: str = "") -> float:
     """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W).
 
-    Raises InputError for a unit that is missing, unknown or of another dimension, and for impossible values,
-    with the nearest valid text, which has the `usual` unit where one is missing.
+    Raises InputError for a unit that is missing, unknown or of another dimension, and for a value that is
+    negative, not finite, or zero for a rate; the error suggests the nearest valid text, which has the
+    `usual` unit where one is missing.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:
@@ -313,8 +326,9 @@ def _number(value: Any, info: ValidationInfo) -> Any:
     is_number = re.fullmatch(_NUMBER, value.strip())
     if is_number and not info.context:
         return int(value) if value.isdigit() else float(value)
-    message = f"`{value[:60]}` is text, a number is expected"
-    raise refusal(message, f"write it without quotes: {value.strip()}" if is_number else "")
+    message = f"`{value[:_MOST_SHOWN]}` is text, a number is expected"
+    help_text = f"write it without quotes: {value.strip()}" if is_number else ""
+    raise refusal(message, help_text)
 
 
 Bytes = Annotated[float, *quantity("bytes")]

@@ -23,6 +23,8 @@ from perfsim.specs.recipe import Recipe
 
 PATH_VARIABLE = "PERFSIM_PATH"
 """Directories searched before perfsim's own, each laid out like the project: hardware/, ..."""
+_SECTIONS = ("hardware", "workloads", "studies")
+"""The folders of a root, each with its own register of sources."""
 
 
 class Catalog:
@@ -169,8 +171,7 @@ class Catalog:
             return self._sources
         sources: dict[str, Source] = {}
         problems: list[Problem] = []
-        sections = ("hardware", "workloads", "studies")
-        registers = (root / section / "sources.yaml" for root in self.roots for section in sections)
+        registers = (root / section / "sources.yaml" for root in self.roots for section in _SECTIONS)
         for path in filter(Path.is_file, registers):
             node, wrong = Node.read(path)
             problems += wrong
@@ -260,6 +261,7 @@ class Row:
     path: str
     value_text: str
     source_or_assumption: str = ""
-    """The source's title and address, or "assumed: " and the reason; empty where a value has neither."""
+    """The source's title and address, or "assumed: " and the reason; empty for structure and for neither."""
     source_id: str = ""
+    """Empty for assumptions."""
     assumed: bool = False

@@ -320,6 +320,8 @@ PROVENANCE = ("sources", "assumed")
 NOT_INHERITED = ("name", "description", "noun")
 OWN_VALUES = ("date", "line", "as_of")
 """Values that hold for one description only: what extends it states its own or has none."""
+META = ("extends", *NOT_INHERITED, *PROVENANCE)
+"""Keys that describe a description; all others are values and need a source or an assumption."""
 
 
 def _without(node: Node, *names: str) -> Node:
@@ -327,8 +329,8 @@ def _without(node: Node, *names: str) -> Node:
 
 
 def values(node: Node) -> Node:
-    """The mapping without the keys that describe it; all others need a source or an assumption."""
-    return _without(node, "extends", *NOT_INHERITED, *PROVENANCE)
+    """The mapping without its meta keys."""
+    return _without(node, *META)
 
 
 def _extend(child: Node, parent: Node) -> Node:
@@ -426,7 +428,11 @@ class LocatedMapping:
         raise CatalogError(in_order([*self.problems, problem]))
 
     def build(self, classes: Sequence[type[SpecT]], catalog: Catalog, default_name: str) -> SpecT:
-        """The description, of the class that its `kind` chooses; CatalogError has every problem."""
+        """The description; its `kind` chooses among `classes`.
+
+        A description without a name takes `default_name`, a GPU or a link of a node without a calibration
+        the nearest one. Raises CatalogError with every problem.
+        """
         model = self.chosen(classes)
         resolver = _Resolver(catalog, self.path)
         data = resolver.data(self.node, members(model))
@@ -542,8 +548,8 @@ def _of_link(
 
     def faster(segment: Any) -> Any:
         rates = {name: getattr(segment, name) for name in ("bandwidth_bytes_per_s", "local_bytes_per_s")}
-        known = {name: rate * factor for name, rate in rates.items() if rate is not None}
-        return segment.model_copy(update=known)
+        scaled_rates = {name: rate * factor for name, rate in rates.items() if rate is not None}
+        return segment.model_copy(update=scaled_rates)
 
     collectives = {op: tuple(map(faster, segments)) for op, segments in calibration.collectives.items()}
     scaled = calibration.model_copy(update={"collectives": collectives})

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from perfsim.base.errors import CatalogError, InputError, Problem, not_text
+from perfsim.base.errors import MOST_EXCERPT, CatalogError, InputError, Problem, not_text
 
 # Unquoted YAML scalars, read by the core schema of YAML 1.2 without its traps.
 #
@@ -22,6 +22,7 @@ Scalar = str | int | float | bool | None
 Loc = tuple[object, ...]
 """Keys and indices that lead to a value."""
 
+_NULLS = {"", "~", "null", "Null", "NULL"}
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _OTHER_BASE = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
@@ -29,15 +30,17 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _LONG_NUMBER = re.compile(rf"(?:{_OTHER_BASE.pattern}|{_FLOAT.pattern})$")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_MAX_DIGITS = 400
+"""Characters of a number; the largest float takes 309 digits."""
 
 
 def resolve_plain(text: str) -> Scalar:
     """Turn an unquoted scalar into None, bool, int, float or str; InputError for numbers that are refused."""
-    if text in ("", "~", "null", "Null", "NULL"):
+    if text in _NULLS:
         return None
     if text in _BOOLEANS:
         return _BOOLEANS[text]
-    if len(text) > 400 and _LONG_NUMBER.match(text):
+    if len(text) > _MAX_DIGITS and _LONG_NUMBER.match(text):
         raise InputError(f"a number of {len(text)} characters")
     if _OTHER_BASE.fullmatch(text):
         return int(text, 0)
@@ -62,6 +65,8 @@ except ImportError:  # PyYAML was built without libyaml
 
 _MAX_DEPTH = 60
 _TOO_DEEP = f"nested more than {_MAX_DEPTH} levels deep"
+_QUOTED = {"'", '"', "|", ">"}
+"""Styles of scalars that are texts, whatever they look like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +213,7 @@ class _Builder:
     problems: list[Problem] = field(default_factory=list)
 
     def mark(self, position: Any) -> Mark:
-        excerpt = self.lines[position.line][:160] if position.line < len(self.lines) else ""
+        excerpt = self.lines[position.line][:MOST_EXCERPT] if position.line < len(self.lines) else ""
         return Mark(self.file, position.line + 1, position.column + 1, excerpt)
 
     def document(self) -> Node:
@@ -233,7 +238,7 @@ class _Builder:
         elif isinstance(event, yaml.ScalarEvent):
             text = str(event.value)
             node = Node(mark, text, text)
-            if event.style not in ("'", '"', "|", ">"):
+            if event.style not in _QUOTED:
                 try:
                     node.value = resolve_plain(text)
                 except InputError as error:

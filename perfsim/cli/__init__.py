@@ -19,6 +19,8 @@ from perfsim.cli.options import VERBS
 from perfsim.cli.output import write_error
 from perfsim.prediction.question import Asked
 
+_INTERRUPTED = 130
+"""The exit code of a verb that Ctrl-C ends: 128 and the number of the signal, as shells have it."""
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # Matrices here are small: more BLAS threads only compete, and they change the last bits of results.
     os.environ.setdefault(_variable, "1")
@@ -83,7 +85,7 @@ class _Refusing(click.Group):
         try:
             super().main(*args, **{**kwargs, "standalone_mode": False})
         except (click.exceptions.Abort, KeyboardInterrupt):
-            _refuse("interrupted before the end", 130)
+            _refuse("interrupted before the end", _INTERRUPTED)
         except click.ClickException as error:
             said = io.StringIO()
             helpful = _helpful(error)

@@ -181,7 +181,8 @@ def _answer_comparison(name: str, how: options.How) -> None:
     with writing(how.out or Path("reports") / result.name) as folder:
         page = write_comparison(result, folder)
     document = {**plain(result), "report": str(page)}
-    _deliver(Answer(lambda: document, lambda: comparison_lines(result), page=page), how, result.verdict)
+    printed = Answer(lambda: document, lambda: comparison_lines(result), page=page)
+    _deliver(printed, how, result.verdict)
 
 
 @options.verb(

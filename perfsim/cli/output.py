@@ -43,7 +43,8 @@ _ASCII = str.maketrans(
 class _Meter:
     """Shows how far a verb is, with rate and remaining time.
 
-    It draws only when it is told something, so that no thread runs while processes are forked.
+    It draws only when it is told something, so that no thread runs while processes are forked; a
+    process that inherits it shows nothing.
     """
 
     def __init__(self) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 _source_option = options.text("--source", "ID", "Source id of the measurements. [default: the file's name]")
+_FILE = "YAML file to write. [default: standard output]"
+_FOLDER = "Folder for the YAML. [default: standard output]"
 
 
 def _files(name: str, **known: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -76,8 +78,7 @@ def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., S
                 ) from None
 
         # With `folder`, --out is one, for a file of each fit.
-        words = f"{'Folder for the YAML' if folder else 'YAML file to write'}. [default: standard output]"
-        option = options.path("--out", words, check_folder if folder else check_file)
+        option = options.path("--out", _FOLDER, check_folder) if folder else options.path("--out", _FILE)
         return _calibrate.command(function.__name__.strip("_"), short_help=short_help)(option(fitted))
 
     return made
@@ -281,7 +282,7 @@ _PARTS = ("model", "recipe", "measured", "convergence")
 @_files("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "--format",
-    "kind",
+    "format_name",
     type=click.Choice(FORMATS),
     metavar="NAME",
     help="Format of FILE, such as megatron. [default: recognised by its content]",
@@ -290,11 +291,16 @@ _PARTS = ("model", "recipe", "measured", "convergence")
 @click.option("--model", default="", help="Model of a FILE without one: of the catalogue, or a config.json.")
 @click.option("--system", default="", help="Machine on which the steps of a log were measured.")
 @options.given
-@options.path("--out", "YAML file to write. [default: standard output]")
+@options.path("--out", _FILE)
 @options.force
 @prints
 def _import(
-    files: tuple[Path, ...], kind: str | None, part: str | None, out: Path | None, force: bool, **given: Any
+    files: tuple[Path, ...],
+    format_name: str | None,
+    part: str | None,
+    out: Path | None,
+    force: bool,
+    **given: Any,
 ) -> Answer:
     """Read a model, a recipe or measured steps from FILE of another tool, as YAML of perfsim.
 
@@ -307,7 +313,7 @@ def _import(
 
     if out is not None and not force:
         must_be_ours(out, "--out", b"# Imported from")
-    result = import_file(files[0], kind or "", part=part or "", more=files[1:], **given)
+    result = import_file(files[0], format_name or "", part=part or "", more=files[1:], **given)
     if out is None:
         return Answer(result.as_dict, lambda: result.text().rstrip().splitlines())
     with writing(out) as path:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, ove
 
 import yaml
 
-from perfsim.base.errors import InputError, Problem, not_text
+from perfsim.base.errors import MOST_EXCERPT, InputError, Problem, not_text
 from perfsim.base.files import must_exist
 from perfsim.base.text import did_you_mean, nearest
 from perfsim.interop.nearest_model import Gap, Nearest
@@ -61,7 +61,7 @@ class Source:
     def problem(self, message: str, help_text: str = "", line: int = 0) -> Problem:
         """A problem at a line, which counts from 1; 0 for the file as a whole, that is its first line."""
         (excerpt,) = self.text.split("\n")[max(line, 1) - 1 : line] or [""]
-        return Problem(message, str(self.path), line or 1, 0, excerpt[:160], help_text)
+        return Problem(message, str(self.path), line or 1, 0, excerpt[:MOST_EXCERPT], help_text)
 
     def refuse(self, message: str, help_text: str = "", line: int = 0) -> NoReturn:
         """Raise InputError with one problem of this file."""
