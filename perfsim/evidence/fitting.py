@@ -130,8 +130,8 @@ def scipy(module: str) -> Any:
     try:
         return import_module(f"scipy.{module}")
     except ImportError:
-        problem = Problem("fitting needs SciPy, which is not installed", help='pip install "perfsim[fit]"')
-        raise InputError([problem]) from None
+        missing = "fitting needs SciPy, which is not installed"
+        raise InputError(missing, 'pip install "perfsim[fit]"') from None
 
 
 def robust_fit(residuals: Callable[[Floats], Floats], first: Floats, scale: float, **options: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from perfsim.base.errors import InputError, Problem, UnknownNameError, made_by, plug_ins
+from perfsim.base.errors import InputError, UnknownNameError, made_by, plug_ins
 from perfsim.costs.price import Costs
 from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine, Network, Unknown
@@ -53,7 +53,7 @@ def _checked(machine: Machine) -> Machine:
     answered = (name for name in vars(Layout) if not name.startswith("_"))
     if lacking := [name for name in answered if not hasattr(layout, name)]:
         message = f"kind of system {machine.kind!r}: {type(layout).__name__} has no {', '.join(lacking)}"
-        raise InputError([Problem(message, help="perfsim.workload.Layout lists what a layout answers")])
+        raise InputError(message, "perfsim.workload.Layout lists what a layout answers")
     return machine
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Bools, Floats, Ints
-from perfsim.base.errors import InputError, Problem
+from perfsim.base.errors import InputError
 from perfsim.base.groups import listed
 from perfsim.base.text import nearest
 from perfsim.specs.hardware import SystemSpec
@@ -348,8 +348,7 @@ class Topology(ABC):
         capacities: dict[int, float] = {}
         for name, share in left.items():
             if not (links := self.links_named(name)):
-                problem = f"{self.system.name} has no link {name!r}"
-                raise InputError([Problem(problem, help=nearest_link(name, [self]))])
+                raise InputError(f"{self.system.name} has no link {name!r}", nearest_link(name, [self]))
             capacities |= {link: share * float(self.edges.bytes_per_s[link]) for link in links}
         return self.with_capacities(capacities, rate=False)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perfsim.base.dates import LATEST, existed, months_apart
-from perfsim.base.errors import CatalogError, InputError, Problem
+from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
 from perfsim.machines import machine_of
 from perfsim.machines.machine import Part
@@ -87,7 +87,7 @@ def _absent(day: str, part: Part, help_text: str) -> InputError:
     if not part.date:
         words = f"as_of {day}: {part.name} has no date, so nobody knows whether it existed"
         help_text = "write `date: 2023-06` with its source in the description"
-    return InputError([Problem(words, help=help_text)])
+    return InputError(words, help_text)
 
 
 def _nearest(system: SystemSpec, day: str) -> str:

@@ -525,7 +525,7 @@ def described(given: Any, kind: str, catalog: Catalog) -> Any:
             return model_named(str(given), catalog)
         return catalog.load(kind, str(given))
     expected = "give a name of the catalogue, the path of a YAML file, or an object of Catalog()"
-    raise InputError([Problem(f"{kind}: {type(given).__name__} is not {base.__name__}", help=expected)])
+    raise InputError(f"{kind}: {type(given).__name__} is not {base.__name__}", expected)
 
 
 # What prices of work depend on.

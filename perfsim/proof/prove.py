@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from perfsim.base.errors import DeadlockError, GraphError, InputError, Problem
+from perfsim.base.errors import DeadlockError, GraphError, InputError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.catalog.yaml_tree import Node
 from perfsim.interop import model_named
@@ -512,10 +512,10 @@ def plans_of(request: Request) -> Iterator[Plan]:
     if idle:
         said = " and ".join(idle)
         problem = f"{said} {'is' if len(idle) == 1 else 'are'} for a --layout"
-        raise InputError([Problem(problem, help=f"add --layout, or leave out {said}")])
+        raise InputError(problem, f"add --layout, or leave out {said}")
     if _is_study(request.target, catalog):
         if request.layout:
-            raise InputError([Problem("--layout is for a model", help="a study chooses its layouts itself")])
+            raise InputError("--layout is for a model", "a study chooses its layouts itself")
         spec = load_study(request.target, catalog, request.changes)
         for candidate in run_study(spec, [request.strategy] if request.strategy else []).candidates:
             plan = candidate.run.plan
@@ -523,7 +523,7 @@ def plans_of(request: Request) -> Iterator[Plan]:
         return
     changes = changes_by_root(request.changes)
     if other := [path for path in request.changes if not path.startswith("model.")]:
-        raise InputError([Problem(f"--set {other[0]}: a proof of a model has paths in it", help="model....")])
+        raise InputError(f"--set {other[0]}: a proof of a model has paths in it", "model....")
     model = catalog.override_part("model", model_named(request.target, catalog), changes.get("model", {}))
     if request.layout:
         yield _of_layout(request, model, catalog)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from perfsim.base.errors import InputError, Problem
+from perfsim.base.errors import InputError
 from perfsim.network import Topology
 from perfsim.proof.promises import GpuPrices, StreamingPrices
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
@@ -228,8 +228,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Any, mi
     group = layout.shard_group if isinstance(layout, ParallelLayout) else None
     if model.experts is not None and group is not None:
         # Sums over groups are told from those of experts by their ranks.
-        said = f"experts are not executed with shard_group {group}"
-        raise InputError([Problem(said, help="prove it without")])
+        raise InputError(f"experts are not executed with shard_group {group}", "prove it without")
     parts = of_kind.parts(layout)
     without = of_kind.without_modules(layout)
     modules = 0 if without else min(MOST_MODULES, model.mtp_num_layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsim.base.errors import InputError, Problem, UnknownNameError, described, made_by, plug_ins
+from perfsim.base.errors import InputError, UnknownNameError, described, made_by, plug_ins
 from perfsim.strategies.plan import Plan, Strategy
 from perfsim.strategies.streaming.strategy import WeightStreaming
 from perfsim.strategies.three_d.strategy import ThreeD
@@ -43,5 +43,5 @@ def strategy(name: str) -> Strategy:
     members = (name for name in vars(Strategy) if not name.startswith("_"))
     if missing := [name for name in members if not hasattr(plug_in, name)]:
         lacks = f"{described(installed[name])} has no {', '.join(missing)}"
-        raise InputError([Problem(lacks, help="inherit from perfsim.strategies.Strategy")])
+        raise InputError(lacks, "inherit from perfsim.strategies.Strategy")
     return plug_in

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache, partial
 from itertools import chain
 from typing import Literal, NamedTuple, get_args
 
-from perfsim.base.errors import DeadlockError, LayoutError, Problem
+from perfsim.base.errors import DeadlockError, LayoutError
 from perfsim.base.text import did_you_mean
 
 Pass = Literal["F", "B", "W"]
@@ -521,8 +521,7 @@ JOINED = {"1f1b": "combined-1f1b", "interleaved": "combined-interleaved", "zbv":
 def schedule_called(name: str) -> Schedule:
     """The schedule of that name; LayoutError lists the known schedules."""
     if name not in SCHEDULES:
-        problem = Problem(f"unknown schedule {name!r}", help=did_you_mean(name, sorted(SCHEDULES)))
-        raise LayoutError([problem])
+        raise LayoutError(f"unknown schedule {name!r}", did_you_mean(name, sorted(SCHEDULES)))
     return SCHEDULES[name]
 
 

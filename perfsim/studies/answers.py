@@ -16,7 +16,7 @@ from importlib.resources import files
 from statistics import median
 from typing import Any, TypeVar
 
-from perfsim.base.errors import InputError, LimitError, Problem
+from perfsim.base.errors import InputError, LimitError
 from perfsim.base.groups import listed
 from perfsim.base.text import did_you_mean
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
@@ -253,8 +253,7 @@ def called(name: str, known: Sequence[Called]) -> Called:
     fitting = [one for one in known if fits(one)]
     if len(fitting) != 1:
         wrong = "no candidate is called" if not fitting else "several candidates are called"
-        labels = [one.label for one in known]
-        raise InputError([Problem(f"{wrong} {name!r}", help=did_you_mean(name, labels))])
+        raise InputError(f"{wrong} {name!r}", did_you_mean(name, [one.label for one in known]))
     return fitting[0]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError, Problem
+from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.base.limits import present_limits
 from perfsim.convergence.critical_batch import (
     CriticalBatch,
@@ -145,7 +145,7 @@ class Target:
             tokens = fit.e_min_tokens
         if tokens is None:
             lack = f"recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
-            raise InputError([Problem(lack, help="give one of them, such as --set recipe.tokens=400e9")])
+            raise InputError(lack, "give one of them, such as --set recipe.tokens=400e9")
         inputs = LawInputs(
             d_min_tokens=tokens,
             loss=recipe.target_loss,

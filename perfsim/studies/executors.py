@@ -25,7 +25,7 @@ from multiprocessing import active_children, get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from perfsim.base.errors import InputError, PerfsimError, Problem
+from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.limits import Limits, limited, present_limits, start_worker
 from perfsim.prediction.prediction import model_version
 
@@ -245,9 +245,7 @@ class _DaskCluster(_Pooled):
     def __init__(self, address: str, tell: Tell) -> None:
         """Raises InputError for what is no address, PerfsimError where nobody answers."""
         if not ADDRESS.fullmatch(address):
-            raise InputError(
-                [Problem(f"{address!r} is no address of a scheduler", help="such as tcp://host:8786")]
-            )
+            raise InputError(f"{address!r} is no address of a scheduler", "such as tcp://host:8786")
         import asyncio  # only here: it takes long to read
 
         try:

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from perfsim.base.dates import EQUAL, LATEST, check_day
-from perfsim.base.errors import MOST_SHOWN, CatalogError, InputError, LayoutError, Problem
+from perfsim.base.errors import MOST_SHOWN, CatalogError, InputError, LayoutError
 from perfsim.base.sizes import MOST_CHOICES
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
@@ -349,7 +349,7 @@ class StudySpec(CatalogSpec):
             if not same and not like:
                 known = ", ".join(candidate.strategy for candidate in self.candidates)
                 message = f"study {self.name} has no system for strategy {name}"
-                raise InputError([Problem(message, help=f"it compares {known}")])
+                raise InputError(message, f"it compares {known}")
             chosen += same or [like[0].model_copy(update={"strategy": wanted.name, "layout": None})]
         return self.model_copy(update={"candidates": tuple(chosen)}) if names else self
 

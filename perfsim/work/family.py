@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from perfsim.base.errors import InputError, Problem
+from perfsim.base.errors import InputError
 from perfsim.base.sizes import MOST_LAYERS
 from perfsim.specs.model import TransformerConfig
 from perfsim.work.counts import parameters
@@ -43,7 +43,7 @@ def scaled(model: TransformerConfig, num_parameters: float) -> TransformerConfig
     found = float(parameters(best).total)
     if abs(found / num_parameters - 1) > 0.05:
         words = f"no shape like {model.name} has {num_parameters:.3g} parameters"
-        raise InputError([Problem(words, help=f"the nearest has {found:.3g}; begin with another model")])
+        raise InputError(words, f"the nearest has {found:.3g}; begin with another model")
     return best
 
 

@@ -16,7 +16,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 
 from perfsim.base.arrays import Bools, Floats
-from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, Problem
+from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
@@ -111,7 +111,7 @@ class ThreeD:
         if self.zero_stage is not None:
             if layout.zero_stage not in (0, self.zero_stage):
                 text = f"strategy {self.name} shards at ZeRO stage {self.zero_stage}, not {layout.zero_stage}"
-                raise LayoutError([Problem(text, help="strategy 3d takes any stage")])
+                raise LayoutError(text, "strategy 3d takes any stage")
             layout = replace(layout, zero_stage=self.zero_stage)
         refusals = refusals_of(job, topology, layout, self.name, self.free_degrees)
         if refusals:
