@@ -26,6 +26,8 @@ Duration = Annotated[float, *quantity("seconds", least=1e-9)]
 """A time that something takes."""
 Error = Annotated[float, *number(0, 1e9)]
 """A relative error."""
+WIDE_SPREAD = 0.10
+"""Spread of the cases after scaling above which a single factor does not describe a cluster."""
 MOST_STANDARD_ERROR = 1 / 3
 """A constant counts as determined by measurements below this relative standard error."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
@@ -397,7 +399,7 @@ class ClusterCalibration(Calibration):
     @property
     def is_wide(self) -> bool:
         """Whether the cases are too far apart for a single factor."""
-        return self.spread > 0.10
+        return self.spread > WIDE_SPREAD
 
     @property
     def note(self) -> str:

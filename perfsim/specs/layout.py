@@ -282,6 +282,8 @@ class StreamingLayout:
 SHORT_NAMES = {axis.short: name for name, axis in AXES.items() if axis.short}
 OTHER_NAMES = {"pipeline_layout": "layers_per_stage"}
 """Further names that texts may use."""
+_STAGES = re.compile(r"[EtL|()*\d\s]+")
+"""A part of `pipeline_layout`."""
 
 
 def settings(text: str) -> Iterator[tuple[str, str, str]]:
@@ -289,7 +291,7 @@ def settings(text: str) -> Iterator[tuple[str, str, str]]:
     parts: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         # Commas may stand inside the stages of `pipeline_layout`, where Megatron-Core ignores them.
-        if parts and re.fullmatch(r"[EtL|()*\d\s]+", part) and _long_name(parts[-1]) == "layers_per_stage":
+        if parts and _STAGES.fullmatch(part) and _long_name(parts[-1]) == "layers_per_stage":
             parts[-1] += part
         else:
             parts.append(part)
@@ -375,7 +377,8 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
     try:
         return layers_of_stages(value)
     except ValueError as error:
-        raise LayoutError(str(error), "write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L") from None
+        advice = "write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L"
+        raise LayoutError(str(error), advice) from None
 
 
 def _whole_number(value: str, least: int) -> int:

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+SCALE_BLOCK = 2048
+"""Numbers of 8-bit moments with one scale in fp32 [2110.02861]."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Optimizer:
@@ -65,7 +68,7 @@ OPTIMIZERS: Mapping[str, _Optimizer] = {
     ),
     "adam8bit": replace(  # 2110.02861
         _ADAM,
-        moment_bytes=1.0 + 4.0 / 2048,  # one scale in fp32 for 2048 numbers
+        moment_bytes=1.0 + 4.0 / SCALE_BLOCK,
         update_flop=23.0,  # assumed: scaling, rounding and looking up a moment take two each way
         executed=False,
         **_NO_TOOL,

@@ -79,6 +79,8 @@ class PerturbationSpec(Spec):
 
 
 _PLAIN = {"jitter": float, "seed": int, "draws": int}
+_SEVERAL = ("straggler", "slow", "dead")
+"""Keys that may be repeated, for different ranks or links."""
 _EXAMPLES = {
     "straggler": "straggler=1.3@rank5",
     "step-straggler": "step-straggler=1.3@0.01",
@@ -95,7 +97,7 @@ def parse_perturbations(text: str) -> PerturbationSpec:
     seen: set[str] = set()
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = (part.strip() for part in item.partition("="))
-        if key in seen and key not in ("straggler", "slow", "dead"):  # for different ranks or links
+        if key in seen and key not in _SEVERAL:
             problems.append(Problem(f"--perturb {item!r}: {key} is given twice", help="keep one entry"))
         seen.add(key)
         try:

@@ -12,6 +12,10 @@ from typing import NamedTuple
 
 from perfsim.specs.precisions import PRECISIONS
 
+_AMD = "mi"
+"""Devices of AMD, such as mi300x, begin with it."""
+_ERA_OF_2021 = ("v100", "a100")
+"""Devices whose public runs were made before fused attention and Transformer Engine."""
 RUNTIMES: Mapping[str, str] = {
     "primus-te": "primus",
     "torchtitan": "torchtitan",
@@ -31,8 +35,8 @@ class Stack(NamedTuple):
 
 
 def of_2021(device: str) -> bool:
-    """Whether public runs on a device were made before fused attention and Transformer Engine."""
-    return device.startswith(("v100", "a100"))
+    """Whether a device is of the generations before Transformer Engine."""
+    return device.startswith(_ERA_OF_2021)
 
 
 def usual_stack(
@@ -54,7 +58,7 @@ def usual_stack(
     row = PRECISIONS.get(precision)  # another name is refused later
     narrow = row is not None and row.is_narrow
     rows = (
-        (device.startswith("mi"), "primus-te", f"device {device}"),  # of AMD
+        (device.startswith(_AMD), "primus-te", f"device {device}"),
         (sharded and compiled, "torchtitan", "compiled or async_tp is given"),
         (sharded and graphed, "maxtext-xla", "FSDP with cuda_graph or shard_group"),
         (sharded and narrow, "torchtitan", f"FSDP in {precision}"),

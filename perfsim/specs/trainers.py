@@ -76,6 +76,7 @@ _ZERO_3 = {"zero_stage": (3,)}
 _FULL = {"recompute": ("full",)}
 _PARTS = ("selective", "mlp", "full")
 """Recompute of what a model's code puts into a checkpoint."""
+_SEQUENCE = {"sequence_parallel": (True,)}
 _CPU = ("cpu",)
 _FSDP2_ON_CPU = {"offload_optimizer": _CPU, "offload_param": _CPU}
 """torchtitan offloads both."""
@@ -192,9 +193,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward always", *_TITAN, (3,), _ALONE),
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward never", *_TITAN, (2,)),
             Runs("shard_group", "parallelism.data_parallel_replicate_degree", *_TITAN),
-            Runs(
-                "tensor", "parallelism.tensor_parallel_degree", *_TITAN, needs={"sequence_parallel": [True]}
-            ),
+            Runs("tensor", "parallelism.tensor_parallel_degree", *_TITAN, needs=_SEQUENCE),
             Runs("sequence_parallel", "parallelism.tensor_parallel_degree", *_TITAN),
             Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN),
             Runs("schedule", "parallelism.pipeline_parallel_schedule", *_TITAN, _TITAN_SCHEDULES),
