@@ -73,7 +73,9 @@ def _messages() -> dict[str, Any]:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:
         raise PerfsimError("Chakra traces need protobuf: pip install 'perfsim[chakra]'") from None
-    file: Any = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=PACKAGE, syntax="proto3")
+    file: Any = descriptor_pb2.FileDescriptorProto(
+        name="perfsim/et_def.proto", package=PACKAGE, syntax="proto3"
+    )
     types = file.enum_type.add(name="NodeType")
     for number, value in enumerate(NODE_TYPES):
         types.value.add(name=value, number=number)
@@ -97,7 +99,11 @@ def _messages() -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(message) for name, message in descriptors.items()}
 
 
+SUFFIX = ".et"
+SCHEMA_VERSION = "0.0.4"
 MICROSECONDS = 1e6
+VERSION_FIELD = 0x0A
+"""First byte of the metadata: field 1, a text."""
 
 
 @dataclass(frozen=True)
@@ -178,15 +184,20 @@ class ExecutionTrace:
         except (OSError, ValueError):
             return False
         text = bytes(version[:size]).replace(b".", b"")
-        # The metadata begin with field 1, a text.
-        return length < 0x80 and kind == 0x0A and size <= length - 2 and text.isalnum()
+        return length < 0x80 and kind == VERSION_FIELD and size <= length - 2 and text.isalnum()
 
     @classmethod
     def write(cls, trace: Trace, path: Path) -> list[Path]:
-        """Write `<path without .et>.<rank>.et` for the first rank of each class; returns the files."""
+        """Write `<path without .et>.<rank>.et` for the first rank of each class; returns the files.
+
+        The attribute `ranks` of the metadata is how many ranks a file stands for. Raises PerfsimError without
+        protobuf.
+        """
         graph = trace.graph
         owners = [_ranks(stream) for stream in graph.streams]
-        groups = [own.group.ranks if own.kind is Kind.COMM_COLL and own.group else () for own in graph.works]
+        groups = [
+            work.group.ranks if work.kind is Kind.COMM_COLL and work.group else () for work in graph.works
+        ]
         inside: dict[int, NDArray[np.bool_]] = {}
         for rank in sorted({rank for of_stream in owners for rank in of_stream}):
             # Devices that all ranks share (MemoryX) are in each trace, a collective in those of its group.
@@ -197,9 +208,9 @@ class ExecutionTrace:
         for rank in inside:
             number = next(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
             attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
-            metadata = _messages()["GlobalMetadata"](version="0.0.4", attr=_attributes(attributes))
+            metadata = _messages()["GlobalMetadata"](version=SCHEMA_VERSION, attr=_attributes(attributes))
             messages = [metadata, *(node.message() for node in _nodes(trace, rank, inside))]
-            file = path.parent / f"{path.name.removesuffix('.et')}.{rank}.et"
+            file = path.parent / f"{path.name.removesuffix(SUFFIX)}.{rank}{SUFFIX}"
             written.append(write_file(file, b"".join(map(_delimited, messages))))
         return written
 

@@ -27,6 +27,8 @@ from perfsim.engine.trace import Span, Trace
 from perfsim.work import WHOLE_DEVICE, Kind
 from perfsim.work.graph import block_name
 
+GIGA = 1e9
+NANOSECONDS = 1e9
 MOST_DETAILED = 50_000
 """Tasks of a trace above which arrows and counters are left out: Perfetto opens files of some hundred MB."""
 Event = dict[str, Any]
@@ -42,8 +44,8 @@ class _Events:
         self.shares = shares
         self.waited_for = trace.waited_for.tolist()
         self.waited_s = trace.waited_s.tolist()
-        self.start_ns = np.rint(trace.start_s * 1e9).astype(np.int64)
-        self.end_ns = np.rint(trace.end_s * 1e9).astype(np.int64)
+        self.start_ns = np.rint(trace.start_s * NANOSECONDS).astype(np.int64)
+        self.end_ns = np.rint(trace.end_s * NANOSECONDS).astype(np.int64)
         # A device, or the devices that meet, are what stands before the first slash of a stream's name.
         owners = [stream.split("/", 1)[0] for stream in self.graph.streams]
         self.devices = {device: number for number, device in enumerate(dict.fromkeys(owners))}
@@ -154,7 +156,7 @@ class _Events:
             mine = np.flatnonzero((device == number) & (n_bytes > 0))
             if len(mine):
                 lives = self.start_ns[writer[mine]], freed_ns[mine]
-                yield from _counter(number, "activations in memory", "GB", *lives, n_bytes[mine] / 1e9)
+                yield from _counter(number, "activations in memory", "GB", *lives, n_bytes[mine] / GIGA)
 
     def _links(self) -> Iterator[Event]:
         """Bytes of each communication over its duration, by the stream that carries it."""
@@ -210,7 +212,11 @@ class StepTrace:
         return (self.run.span(task) for task in range(len(self.run.graph)))
 
     def save(self, path: str | Path) -> Path:
-        """Write it for Perfetto, gzipped where the name ends in .gz, or in Chakra's format where in .et."""
+        """Write it for Perfetto and chrome://tracing; gzipped where the name ends in .gz.
+
+        The same trace gives the same bytes. A name that ends in .et gives Chakra execution traces, one file
+        for each class of ranks.
+        """
         with writing(path) as file:
             if file.suffix == ".et":
                 from perfsim.interop.chakra import ExecutionTrace
@@ -222,5 +228,5 @@ class StepTrace:
             about = encode({"simulated": None if simulated is None else simulated._asdict()})
             data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()
             if file.suffix == ".gz":
-                data = gzip.compress(data, compresslevel=5, mtime=0)  # the same bytes on every day
+                data = gzip.compress(data, compresslevel=5, mtime=0)
             return write_file(file, data)

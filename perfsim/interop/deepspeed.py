@@ -18,18 +18,24 @@ from perfsim.interop.tool import Chosen, Reading, Row, Tool
 from perfsim.specs.layout import ParallelLayout
 
 WIRES = {name: name for name in ("fp32", "fp16", "bf16")}
+SHARDED = 3
+"""The ZeRO stage that shards parameters."""
+MOST_STAGE_OF_AUTOTP = 2
+"""AutoTP trains with ZeRO stages up to this one."""
 PLACES = {"cpu": "cpu", "nvme": "nvme"}
 BUFFERS = "pin_memory nvme_path buffer_count buffer_size max_in_cpu fast_init pipeline_read"
 """Settings of offload that do not change what moves."""
 STATES = ("optimizer", "param")
+"""What is offloaded, in names of these settings."""
 ACCUMULATION = "gradient_accumulation_steps"
 SIGNS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", ACCUMULATION)
+LONGEST = 4096
+"""Longest sequence that is assumed where only the model's limit is known."""
 
 
 def _tensor(chosen: Chosen) -> int | None:
     layout = chosen.layout
-    # AutoTP trains with ZeRO stages up to 2.
-    return layout.tensor if layout.tensor > 1 and layout.zero_stage <= 2 else None
+    return layout.tensor if layout.tensor > 1 and layout.zero_stage <= MOST_STAGE_OF_AUTOTP else None
 
 
 def _place(states: str, earlier: str, least_stage: int) -> Row:
@@ -63,7 +69,7 @@ ROWS: tuple[Row, ...] = (
     Row.same("layout.zero_stage", "zero_optimization.stage", default=0, least=0, most=3),
     Row.same("layout.shard_group", "zero_optimization.mics_shard_size"),
     _place("optimizer", "cpu_offload", 1),
-    _place("param", "cpu_offload_params", 3),
+    _place("param", "cpu_offload_params", SHARDED),
     *(Row.known(f"zero_optimization.offload_{own}.{name}") for own in STATES for name in BUFFERS.split()),
     tool.share_on_cpu("zero_optimization.offload_optimizer.ratio"),
     Row.word("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
@@ -141,10 +147,11 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         product = f"{micro} × {accumulation or 1} × the number of replicas"
         settings.gap(f"a global batch of {product}, which the file does not tell")
     if model is not None:
-        # A recipe has to say it, but only the model's limit is known.
-        recipe["seq_length"] = min(model.fields["max_position_embeddings"], 4096)
+        # The file does not say it; a recipe has to.
+        recipe["seq_length"] = min(model.fields["max_position_embeddings"], LONGEST)
     devices = None if data is None else data * settings.ours["layout.tensor"]
-    return Reading(settings, model, recipe, None if micro is None else settings.layout(devices), devices)
+    layout = None if micro is None else settings.layout(devices)
+    return Reading(settings, model, recipe, layout, devices)
 
 
 TOOL = Tool(

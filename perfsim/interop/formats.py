@@ -28,8 +28,12 @@ BASE_RECIPE = "gpt3_pretraining"
 """The recipe of the catalogue that an imported one extends: what a file does not say."""
 BASE_RUNTIME = "megatron_2021"
 """The runtime of the catalogue that an imported one extends."""
+LONGEST_NAME = 64
+"""Characters of an imported name."""
 SHOWN_KEYS = 24
 """Keys that were not used and stand in the text; JSON has all of them."""
+USUAL_NAMES = ("", "config", "params", "model", "train", "config.json")
+"""Names of files that tell nothing; the folder's name is taken."""
 IN_CASE = {
     "layout in parallel": "tensor pipeline data virtual_pipeline sequence_parallel zero_stage schedule "
     "layers_per_stage shard_group context=context_parallel context_exchange=context_comm "
@@ -244,10 +248,10 @@ def _name(reading: Reading) -> str:
     """The name of the imported description, from the file: one safe path component."""
     path = reading.settings.source.path
     stem = re.sub(r"[-_.]?config$", "", path.name.split(".json")[0].removesuffix(path.suffix))
-    if stem.casefold() in ("", "config", "params", "model", "train", "config.json"):  # they tell nothing
+    if stem.casefold() in USUAL_NAMES:
         stem = path.resolve().parent.name
     words = (re.sub(r"[^A-Za-z0-9._-]+", "_", name) for name in (reading.name, stem))
-    return next(filter(None, (word[:64].strip("._-") for word in words)), "imported")
+    return next(filter(None, (word[:LONGEST_NAME].strip("._-") for word in words)), "imported")
 
 
 def _model_document(reading: Reading, title: str) -> dict[str, Any] | None:
@@ -284,7 +288,11 @@ def _validated(reading: Reading, spec: type[CatalogSpec], document: dict[str, An
 
 
 def measured_document(reading: Reading, device: str, *, alone: bool = True) -> dict[str, Any]:
-    """The YAML of the measured steps of a run on `device`, a case a batch size; InputError for what lacks."""
+    """The YAML of the measured steps of a run on `device`, one case for each batch size.
+
+    A run with a single batch size that stands `alone` is divided into intervals. Raises InputError for
+    a log without steps, or without the number of ranks, and for a model that cannot be expressed.
+    """
     source = reading.settings.source
     layout = reading.layout
     if not reading.steps:
@@ -295,7 +303,6 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
     _model_document(reading, "")  # refuses numbers that no model can have
     if lacking := [gap.text for gap in reading.gaps if gap.changes_model]:
         raise InputError([source.problem(f"cannot be expressed: {text}") for text in lacking])
-    # A run with a single batch size that stands alone is divided into intervals.
     steps = reading.intervals if alone and len(reading.steps) == 1 else reading.steps
     batches = [step.global_batch_size or reading.recipe.get("global_batch_size") for step in steps]
     if None in batches:

@@ -159,7 +159,9 @@ FAMILIES: Mapping[str, Fields] = {
         "norm_vectors": _if("no_bias", 1, 2, default=True),
         "ffn_hidden_size": lambda s: int((s.number("expansion_ratio") or 4) * s.ours[_HIDDEN]),
         "position_embedding": _mpt_positions,
-        "num_query_groups": lambda s: {"multiquery_attention": 1}.get(s.text("attn_config.attn_type")),
+        "num_query_groups": lambda s: (
+            1 if s.text("attn_config.attn_type") == "multiquery_attention" else None
+        ),
     },
     "phi": {**PARALLEL, "head_bias": True, "qk_norm": _if("qk_layernorm", _of_each_head)},
     "phimoe": {**LLAMA, "norm_vectors": 2, "head_bias": _flag("lm_head_bias")},
@@ -221,6 +223,10 @@ TEXT = ("text_config", "llm_config", "language_config")
 """Sections that hold the language model of a model for several media."""
 METADATA = ("architectures", "model_type", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """Keys that describe the file, not the shape."""
+ALIBI_BLOOM_POSITIONS = 2048
+"""Longest sequence where a file with ALiBi positions gives none."""
+ALTERNATING = ("gpt_oss", "gemma2")
+"""Families whose layers have a window and all positions in turn, beginning with a window."""
 HIDDEN = "hidden_size n_embd d_model n_embed dim"
 LAYERS = "num_hidden_layers n_layer n_layers num_layers"
 HEADS = "num_attention_heads n_head n_heads num_heads"
@@ -237,7 +243,7 @@ EXPERT_LAYERS = "first_k_dense_replace moe_layer_freq decoder_sparse_step interl
 
 def _positions(settings: Settings) -> int:
     if settings.ours.get("model.position_embedding") == "alibi":
-        return settings.integer(*POSITIONS.split(), default=2048)  # of Bloom, whose files give none
+        return settings.integer(*POSITIONS.split(), default=ALIBI_BLOOM_POSITIONS)
     return settings.needed(*POSITIONS.split(), "model_max_length")
 
 
@@ -325,7 +331,7 @@ def _window(settings: Settings, family: str) -> dict[str, int | None]:
         if windowed != [every is None or layer % every != 0 for layer in range(1, len(windowed) + 1)]:
             settings.gap(f"attention in a sliding window of {window} in some layers; taken as full attention")
             return {}
-    elif every is None and family in ("gpt_oss", "gemma2"):  # a window and all positions in turn
+    elif every is None and family in ALTERNATING:
         every = 2
     return {} if every == 1 else {"model.sliding_window": window, "model.sliding_window_pattern": every}
 

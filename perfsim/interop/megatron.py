@@ -31,7 +31,9 @@ from perfsim.strategies.schedules import JOINED
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
 RECOMPUTES = ("full", "selective")
-MODULES = {mode: tuple(sorted(own)) for mode, own in RECOMPUTED.items() if mode not in ("none", "full")}
+MODULES = {
+    mode: tuple(sorted(modules)) for mode, modules in RECOMPUTED.items() if mode not in ("none", "full")
+}
 """The modules that selective recompute runs again."""
 WITH_OFFLOAD = ("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
@@ -48,6 +50,14 @@ VOCABULARIES = {
     **dict.fromkeys(("llama-3", "llama3"), 128256),
 }
 """Vocabularies by the name of the tokenizer or of its file."""
+RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
+"""The comment of the emitted flags that says how many ranks they are for."""
+BACKENDS = {"flash": "flash", "standard": "unfused"}
+BACKENDS_READ = {
+    **dict.fromkeys(("flash", "fused", "auto"), "flash"),
+    "unfused": "standard",
+    "local": "standard",
+}
 EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
 DISPATCHERS = {"all_to_all": "alltoall", "deepep": "flex", "all_gather": "allgather"}
 WIDE_OR_FP16 = ("fp32", "tf32", "fp16")
@@ -394,14 +404,12 @@ def _reduced(settings: Settings) -> str | None:
     return "fp16" if settings.ours["recipe.precision"] == "fp16" and not wide else None
 
 
-def _kernel(settings: Settings) -> str | None:
+def _attention(settings: Settings) -> str | None:
     backend = settings.text("attention_backend").casefold().removeprefix("attnbackend.")
-    flagged = settings.flag("use_flash_attn") or settings.flag("use_flash_attention")
-    if flagged or backend in ("flash", "fused", "auto"):
+    if settings.flag("use_flash_attn") or settings.flag("use_flash_attention"):
         return "flash"
-    if backend in ("unfused", "local"):
-        return "standard"
-    return "flash" if settings.text("transformer_impl") == "transformer_engine" else None
+    usual = {"transformer_engine": "flash"}
+    return BACKENDS_READ.get(backend) or usual.get(settings.text("transformer_impl"))
 
 
 def _connections(chosen: Chosen) -> str:
@@ -443,7 +451,7 @@ RECIPE: tuple[Row, ...] = (
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
     Row.grad_bucket("ddp_bucket_size bucket_size"),
-    Row.spelled("runtime.attention", "attention_backend", {"flash": "flash", "standard": "unfused"}, _kernel),
+    Row.spelled("runtime.attention", "attention_backend", BACKENDS, _attention),
     # Megatron has both dropouts where a file does not tell.
     Row.spelled(
         "recipe.dropout",
@@ -472,7 +480,7 @@ def _world_size(settings: Settings, variables: Mapping[str, str], text: str) -> 
     """Number of ranks: of the dump, of torchrun's flags, of Slurm's, or of the usual variables."""
     if (world := settings.integer("world_size", most=MOST_DEVICES)) is not None:
         return world
-    if in_all := re.search(r"torchrun with (\d{1,6}) ranks in all", text):  # a comment of emitted flags
+    if in_all := RANKS_IN_ALL.search(text):
         return int(in_all[1])
     settings.ignore("master_addr", "master_port", "node_rank", "rdzv_id", "rdzv_backend", "rdzv_endpoint")
 
@@ -569,21 +577,27 @@ ELAPSED = re.compile(
     r"iteration\s+\d{1,12}\s*/\s*\d+\s*\|[^\n]*?elapsed time per iteration \((?P<unit>ms|s)\):"
     r"\s*(?P<value>[0-9.eE+]+)[^\n]*"
 )
+BATCH = re.compile(r"global batch size:\s*(\d{1,9})")
+WARM_UP = 1
+"""Lines at the start that include compilation, allocation and the first reading of data."""
+INTERVALS = 2
+"""Of a run with one batch size, so that the spread of its steps is seen."""
+FEWEST = 3
+"""Lines of one batch size below which none is left out as warm-up."""
 
 
 def _steps(text: str, parts: int = 1) -> tuple[Step, ...]:
     """The median step of each batch size, or of so many parts of its lines, in the order of the log."""
     by_batch: dict[int, list[float]] = defaultdict(list)
     for match in ELAPSED.finditer(text):
-        batch = re.search(r"global batch size:\s*(\d{1,9})", match[0])
+        batch = BATCH.search(match[0])
         with suppress(ValueError):
             elapsed_s = float(match["value"]) * (1e-3 if match["unit"] == "ms" else 1.0)
             if 0.0 < elapsed_s < math.inf:
                 by_batch[int(batch[1]) if batch else 0].append(elapsed_s)
     steps = []
     for size, logged in by_batch.items():
-        # The first line includes compilation, allocation and the first reading of data.
-        steady = logged[1:] if len(logged) > 2 else logged
+        steady = logged[WARM_UP:] if len(logged) >= FEWEST else logged
         count = min(parts, len(steady))
         bounds = [len(steady) * part // count for part in range(count + 1)]
         steps += [Step(size, median(steady[a:b]), b - a) for a, b in pairwise(bounds)]
@@ -616,8 +630,7 @@ def _read(source: Source, _text: Any) -> Reading:
     settings.values = {name: value for name, value in settings.values.items() if name not in unknown}
     settings.unknown |= unknown
     reading = read_settings(settings, _world_size(settings, variables, source.text))
-    # With two intervals of a run with one batch size the spread of its steps is seen.
-    return replace(reading, steps=steps, intervals=_steps(source.text, 2))
+    return replace(reading, steps=steps, intervals=_steps(source.text, INTERVALS))
 
 
 def read_settings(settings: Settings, world: int | None) -> Reading:

@@ -37,6 +37,7 @@ DROPOUT = 0.1
 RATES = {True: DROPOUT, False: 0.0}
 RATE_KEYS = [f"model.{part}dropout_rate" for part in ("", "attention_", "residual_")]
 WINDOW = "model.attention_sliding_window_length"
+SHIFTLESS = ("rmsnorm", "biasless-layernorm")
 
 
 def _uneven(chosen: Chosen) -> str:
@@ -76,7 +77,7 @@ def _embedding(settings: Settings) -> str:
 
 
 def _norm_vectors(settings: Settings) -> int:
-    shiftless = settings.text("model.norm_type").casefold() in ("rmsnorm", "biasless-layernorm")
+    shiftless = settings.text("model.norm_type").casefold() in SHIFTLESS
     plain = settings.flag("model.use_rms_norm") or settings.flag("model.use_biasless_norm")
     return 1 if shiftless or plain else 2
 

@@ -14,6 +14,12 @@ from typing import Any, NamedTuple
 from perfsim.specs.model import Experts, TransformerConfig
 from perfsim.work.counts import parameters
 
+SMALL = 0.005
+"""Share of the parameters up to which a difference is a remark and not another model."""
+_MOST_INTERVAL = 64
+"""Largest interval of layers with experts that is looked for."""
+_MOST_SHOWN = 60
+"""Characters of the numbers of layers in a remark."""
 _ALWAYS = ("position_embedding", "gated_mlp", "tied_embeddings", "bias")
 """Fields that are written although they may have their default."""
 _KNOWN = TransformerConfig.model_fields
@@ -82,8 +88,7 @@ class Nearest:
         described = self.described
         count = described + lacking
         words = f"{', '.join(self.lacking)}: the description has {described:,} parameters, the file {count:,}"
-        # A smaller difference is a remark, and not another model.
-        return [*self.remarks, Gap(words, changes_model=abs(described / count - 1) > 0.005)]
+        return [*self.remarks, Gap(words, changes_model=abs(described / count - 1) > SMALL)]
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Nearest:
@@ -111,7 +116,7 @@ class Nearest:
             first, interval = _regular(beyond.expert_layers)
             if _in_layers(layers, first, interval) != beyond.expert_layers:
                 numbers = ", ".join(str(layer) for layer, has in enumerate(beyond.expert_layers, 1) if has)
-                shown = f"{numbers[:60]}{'...' * (len(numbers) > 60)}"
+                shown = f"{numbers[:_MOST_SHOWN]}{'...' * (len(numbers) > _MOST_SHOWN)}"
                 words = f"described in every {interval}. layer after the first {first}"
                 remarks.append(Gap(f"experts in layers {shown}; {words}"))
             expert_bias = {"bias": True} if mlp_bias and not shifts else {}
@@ -155,7 +160,8 @@ class Nearest:
         if model["sliding_window"] is None:
             model["sliding_window_pattern"] = None
         usual = {name: value for name, value in _USUAL.items() if name not in _ALWAYS}
-        return cls(_without(usual, model), {name: count for name, count in lacking.items() if count}, remarks)
+        missing = {name: count for name, count in lacking.items() if count}
+        return cls(_without(usual, model), missing, remarks)
 
 
 def _without(usual: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +193,8 @@ def _regular(pattern: tuple[bool, ...]) -> tuple[int, int]:
     """Layers before the first with experts and their interval, that give this pattern or as many layers."""
     first = pattern.index(True)
     layers = len(pattern)
-    candidates = [(start, interval) for start in (first, 0) for interval in range(1, min(layers, 64) + 1)]
+    intervals = range(1, min(layers, _MOST_INTERVAL) + 1)
+    candidates = [(start, interval) for start in (first, 0) for interval in intervals]
     candidates.append((layers - sum(pattern), 1))
     made = {candidate: _in_layers(layers, *candidate) for candidate in candidates}
     exact = (candidate for candidate, layers_of in made.items() if layers_of == pattern)

@@ -23,6 +23,11 @@ ROOTS = (
     *("model.tokenizer.", "tokenizer.", ""),
 )
 """Sections in which a name of Megatron's is looked for, in this order."""
+INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
+MANDATORY = "???"
+"""In place of a value that the user has to give."""
+DEEPEST = 20
+"""Interpolations that refer to one another."""
 SIGNS = {"tensor_model_parallel_size", "_target_", "encoder_seq_length", "kv_channels", "num_attention_heads"}
 
 
@@ -53,10 +58,10 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
 
 def _resolved(values: Mapping[str, Any], name: str, value: Any, depth: int = 0) -> Any:
     """A value with `${path}`, `${.sibling}` and `${multiply: a, b}` written out; None if it is not told."""
-    for _ in range(depth, 20):  # interpolations that refer to one another
-        match = re.search(r"\$\{([^{}]*)\}", value) if isinstance(value, str) else None
+    for _ in range(depth, DEEPEST):
+        match = INTERPOLATION.search(value) if isinstance(value, str) else None
         if match is None:
-            return None if value == "???" else value
+            return None if value == MANDATORY else value
         content, colon, arguments = (part.strip() for part in match[1].partition(":"))
         if colon:
             numbers = re.findall(r"\d{1,9}", arguments)

@@ -21,6 +21,10 @@ VOCABULARIES = {
     **dict.fromkeys(("spmtokenizer", "hfllamatokenizer"), 32000),
 }
 """Entries by type of tokenizer; `HFTokenizer` is the tokenizer of GPT-NeoX-20B."""
+DIVISIBLE = 128
+"""Vocabularies are padded to a multiple of this times the tensor parallelism."""
+LLAMA_MULTIPLE = 256
+"""The width of a Llama MLP is rounded up to a multiple of it."""
 
 
 def _ffn(settings: Settings) -> int:
@@ -29,7 +33,7 @@ def _ffn(settings: Settings) -> int:
     multiple = settings.integer("mlp_multiple_of", default=1, most=MOST_WIDTH)
     width = given or 4 * settings.ours["model.hidden_size"]
     if settings.text("mlp_type") == "llama":
-        multiple = 256  # the width is rounded up to it
+        multiple = LLAMA_MULTIPLE
         width = given or int(width * 2 / 3)
     elif settings.ours["model.gated_mlp"]:
         width = int(width * 2 / 3) // (2 if given else 1)
@@ -38,7 +42,7 @@ def _ffn(settings: Settings) -> int:
 
 def _vocabulary(settings: Settings) -> int:
     """The padded vocabulary, which the weights have."""
-    multiple = settings.integer("make_vocab_size_divisible_by", default=128, most=MOST_WIDTH)
+    multiple = settings.integer("make_vocab_size_divisible_by", default=DIVISIBLE, most=MOST_WIDTH)
     multiple *= int(settings.ours["layout.tensor"])
     if (given := settings.integer("padded_vocab_size", most=MOST_VOCABULARY)) is not None:
         return given
@@ -160,7 +164,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     layout = settings.layout(devices)
     if devices is not None:
         batch = batch or at_once * layout.data
-    return Reading(settings, settings.model, settings.recipe | {"global_batch_size": batch}, layout, devices)
+    recipe = settings.recipe | {"global_batch_size": batch}
+    return Reading(settings, settings.model, recipe, layout, devices)
 
 
 TOOL = Tool(

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 UNKNOWN = "\ufffd"
 """Stands in a word for what cannot be known without running the script."""
+MOST_WORD = 20_000
+"""Characters of a word with its variables written out."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
     r"\$(?:\{#?(?P<braced>[A-Za-z_]\w*|[0-9@*])(?:\[[@*]\])?(?::?(?P<sign>[-=])(?P<default>[^{}]*))?\}"
@@ -165,7 +167,7 @@ class _Script:
             return parts if word.quoted else [piece for part in parts for piece in part.split()]
         text = _ARITHMETIC.sub(lambda match: self._arithmetic(match[1]), word.text)
         text = _SUBSTITUTION.sub(UNKNOWN, text)
-        text = _VARIABLE.sub(self._value, text)[:20_000]
+        text = _VARIABLE.sub(self._value, text)[:MOST_WORD]
         return [text] if word.quoted else text.split()
 
     def _value(self, match: re.Match[str]) -> str:
@@ -239,14 +241,19 @@ def _words(text: str) -> Iterator[_Word | str]:
 
 
 def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, str]]:
-    """The flags of the command that has the flag `needed`, by name with underscores, and the variables."""
+    """The flags of the command that has the flag `needed`, by name with underscores, and the variables.
+
+    A flag without a value is True.
+    """
     script = _Script().run(text)
     variables = {name: " ".join(value) for name, value in script.variables.items()}
     commands = [command for command in script.commands if command and not command[0].startswith("--")]
     # Lines that begin with a flag count as one command.
     bare = [command for command in script.commands if command and command[0].startswith("--")]
     commands.append([word for command in bare for word in command])
-    has_it = (own for own in commands if needed in [word.split("=")[0].replace("_", "-") for word in own])
+    has_it = (
+        words for words in commands if needed in [word.split("=")[0].replace("_", "-") for word in words]
+    )
     # Where no command has it, as in a file of argument arrays, the flags of all variables are taken.
     words = next(has_it, " ".join(variables.values()).split())
     flags: dict[str, str | bool] = {}

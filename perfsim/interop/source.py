@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 MOST_CHARACTERS = 4_000_000
 """Of a file of settings; logs may be longer."""
+MOST_DEPTH = 60
+"""Of mappings in mappings."""
 MOST_KEYS = 100_000
 """Of a file with its aliases written out."""
 Syntax = Literal["json", "yaml", "toml", "text"]
@@ -284,7 +286,8 @@ class Settings:
 
     def error(self, name: str, message: str, help_text: str = "") -> InputError:
         """A problem with the value of a key, at its line."""
-        return InputError([self.source.problem(f"{name}: {message}", help_text, self.source.line_of(name))])
+        line = self.source.line_of(name)
+        return InputError([self.source.problem(f"{name}: {message}", help_text, line)])
 
     def missing(self, *names: str) -> InputError:
         """The error of a needed key; the help names the present key that is most like it."""
@@ -344,7 +347,7 @@ def leaves(document: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Ite
     """The values of a tree of mappings by dotted path; an empty mapping is a value."""
     for key, value in document.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and depth < 60:
+        if isinstance(value, Mapping) and value and depth < MOST_DEPTH:
             yield from leaves(value, f"{path}.", depth + 1)
         else:
             yield path, value

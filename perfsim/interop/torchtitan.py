@@ -41,6 +41,7 @@ SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
     "InterleavedZeroBubble": "interleaved",
 }
 ON_CPU: Mapping[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
+"""The only offload that it has: of both states."""
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
 FLAVORS = {
     "llama2 7b": "llama_7b",
@@ -57,6 +58,7 @@ PRINTED = re.compile(r"Running with (?:args|configs?|config): *(?=\{)")
 MOST_PRINTED = 200_000
 IN_PYTHON = "Trainer.Config"
 """The class of a configuration in Python."""
+MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]")
 
 
 def _staged(chosen: Chosen) -> bool:
@@ -122,7 +124,8 @@ def _flavor(settings: Settings) -> Nearest | None:
         settings.gap(f"{words or 'its model'}: {text}", changes_model=True)
         return None
     positions = settings.integer("training.seq_len", default=2048, most=MOST_POSITIONS)
-    return Nearest.of(known_model(FLAVORS[words]) | {"norm_vectors": 1, "max_position_embeddings": positions})
+    of_flavor = {"norm_vectors": 1, "max_position_embeddings": positions}
+    return Nearest.of(known_model(FLAVORS[words]) | of_flavor)
 
 
 def _degree(field: str, name: str, **more: Any) -> Row:
@@ -228,7 +231,7 @@ def _read(source: Source, document: Any) -> Reading:
         document = _printed(source, text) if PRINTED.search(text) else _assigned(source, text)
     settings = Settings.of(source, document, SECTIONS).read(ROWS)
     model = (model_beside(source) if source.model else None) or _flavor(settings)
-    mesh = re.search(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]", text)
+    mesh = MESH.search(text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
     layout, devices = _read_layout(settings, world, {} if model is None else model.fields)
     usual = {"attention": "flash", "dropout": False, "overlap_grad_reduce": True, "framework": "torchtitan"}
