@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from perfsim.report import draw, text
 from perfsim.report.page import Section, slugify
 from perfsim.report.table import Table
-from perfsim.studies.atlas import AS_SIZED, IN_TIME, Atlas, Place
+from perfsim.studies.atlas import AS_SIZED, IN_TIME, SAID, Atlas, Place
 
 _SURE = 0.75
 _UNSURE = 0.3
@@ -37,9 +37,10 @@ def maps(atlas: Atlas) -> Iterator[Section]:
             },
             "Sure: the next takes more throughout the 90 % band of the ratio.",
         )
+        own = " at their own batch" if atlas.upward else ""
         lead += (
             " The number: how many times as much the next takes. Pale: within the 90 % band of their ratio "
-            "the next may be first. Marks are published runs."
+            f"the next may be first.{f' Marks are published runs{own}.' if atlas.published else ''}"
         )
         figure = _map(table, places, atlas)
         yield Section(title, lead, figure, table, ("first",), tab="maps", slug=slugify(f"map {reading}"))
@@ -47,16 +48,16 @@ def maps(atlas: Atlas) -> Iterator[Section]:
 
 def _words(reading: str, atlas: Atlas) -> tuple[str, str]:
     """The title of a map, and what its colours are."""
+    words = SAID.get(reading, f"with as much {atlas.rate}")
     if reading == AS_SIZED:
-        return "First as sized", "Who is at the target first with the devices of the grid."
-    beyond = "Beyond the sizes of the grid in proportion to devices."
+        return f"First {words}", f"The colour: who is at the target first {words}."
+    beyond = "Beyond the sizes of the grid times are in proportion to devices."
     if reading == IN_TIME:
-        who = f"Who needs least {atlas.rate} to be as fast as the first machine of the grid."
-        return "First in as much time", f"{who} {beyond}"
-    return (
-        f"First with as much {atlas.rate}",
-        f"Who is at the target first with as much {atlas.rate}. {beyond}",
-    )
+        who = f"who needs least {atlas.rate} to be as fast as the first machine of the grid with a plan."
+    else:
+        least = " as the first machine of the grid with a plan" if atlas.upward else ""
+        who = f"who is at the target first {words}{least}."
+    return f"First {words}", f"The colour: {who} {beyond}"
 
 
 def _map(table: Table, places: Sequence[Place], atlas: Atlas) -> go.Figure:
@@ -103,6 +104,7 @@ def _map(table: Table, places: Sequence[Place], atlas: Atlas) -> go.Figure:
         "tickvals": sizes,
         "ticktext": [models[size] for size in sizes],
         "range": list(np.log10([x[0], x[-1]])),
+        "autotickangles": [0, -30, -90],
     }
     return draw.figure(
         f"Model by {table.columns[1].name}",

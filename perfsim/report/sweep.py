@@ -416,9 +416,10 @@ def _matches(result: SweepResult) -> Iterator[Section]:
         first, rival = (matches[0].series.first.devices_noun for matches in directions)
         slug = f"equals-{number}" if number else "equals"
         heading = f"Equally fast: {first}, {rival}" if number else "Equally fast machines"
+        told = directions[0][0].series.circumstance if len(result.targets) > 1 else ""
         lead = (
-            f"How many {first} and how many {rival} finish on the same day. The band is that of the ratio of "
-            "the two times (90 %), which share one critical batch."
+            f"How many {first} and how many {rival} finish on the same day{told and f' with {told}'}. The "
+            "band is that of the ratio of the two times (90 %), which share one critical batch."
         )
         matches = text.thinned([match for matches in directions for match in matches], MAX_ROWS)
         yield Section(heading, lead, table=_matches_table(matches), slug=slug)

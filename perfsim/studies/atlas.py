@@ -24,6 +24,8 @@ AS_SIZED = "as sized"
 IN_TIME = "time"
 POWER = "power"
 MONEY = "money an hour"
+SAID = {AS_SIZED: "with the devices of the grid", IN_TIME: "in as much time"}
+"""Readings in words; of others it is with as much of them."""
 CRITICAL_BATCH = "convergence.critical_batch_tokens"
 LEVELS = 9
 """Rows of a map whose rows are powers or amounts an hour."""
@@ -76,8 +78,9 @@ class Atlas:
         upward = [path for path in others if len({str(point.settings.get(path)) for point in points}) > 1]
         levels = [point.settings.get(path) for point in points for path in upward]
         numbers = all(isinstance(level, (int, float)) and level > 0 for level in levels)
-        models = {point.study.model.name for point in points}
-        if not apart or len(models) < 2 or len(upward) > 1 or not numbers:
+        sizes = {point.study.model.name: parameters(point.study.model).total for point in points}
+        several = len({*sizes.values()}) == len(sizes) > 1
+        if not apart or not several or len(upward) > 1 or not numbers:
             return None
         rate, rates = _rates(points)
         if len(rates) < len(points):
@@ -85,9 +88,10 @@ class Atlas:
         ends = np.log([min(rates.values()), max(rates.values())])
         rows = np.linspace(ends[0], ends[1], LEVELS).tolist()
         path = "".join(upward)
-        places = [place for group in targets for place in _places(group, rates, rate, path, rows)]
+        names = _names([series for group in targets for series in group])
+        places = [place for group in targets for place in _places(group, names, rates, rate, path, rows)]
         machines = {
-            _name(point, targets[0]): (
+            names[point.strategy, point.system]: (
                 point.candidate.system.device.name,
                 rates[id(point)] / point.num_devices,
             )
@@ -103,7 +107,7 @@ class Atlas:
         for reading in dict.fromkeys(place.reading for place in self.places):
             firsts = [place.first for place in self.places if place.reading == reading]
             counts = [f"{name} at {count}" for name, count in Counter(firsts).most_common()]
-            words = reading if reading == AS_SIZED else f"with as much {reading}"
+            words = SAID.get(reading, f"with as much {reading}")
             said.append(f"{words}: {' and '.join(counts)} of {len(firsts)} places")
         return f"First {'; '.join(said)}."
 
@@ -133,16 +137,19 @@ def _rates(points: Sequence[PointResult]) -> tuple[str, dict[int, float]]:
     return MONEY if priced else POWER, rates
 
 
-def _name(point: PointResult, group: Sequence[Series]) -> str:
-    """What several devices are called, with system and strategy where another machine is called so too."""
-    nouns = [series.first.devices_noun for series in group]
-    apart = f" ({point.system}, {point.strategy})" if nouns.count(point.devices_noun) > 1 else ""
-    return f"{point.devices_noun}{apart}"
+def _names(series: Sequence[Series]) -> dict[tuple[str, str], str]:
+    """What several devices of each machine are called, apart from another machine that is called so too."""
+    nouns = {member.machine: member.first.devices_noun for member in series}
+    called = Counter(nouns.values())
+    return {
+        (strategy, system): f"{noun} ({system}, {strategy})" if called[noun] > 1 else noun
+        for (strategy, system), noun in nouns.items()
+    }
 
 
 # Places of one target. A machine's time by its rate (power or money an hour) is straight in logarithms
-# between the sizes of the grid. Beyond them it is in proportion, which is kind to more devices than any of
-# the grid.
+# between the sizes of the grid, and never longer than at a lower rate, since devices may stand idle. Beyond
+# the sizes it is in proportion, which is kind to more devices than any of the grid.
 
 
 class _Course(NamedTuple):
@@ -157,7 +164,8 @@ class _Course(NamedTuple):
     def of(cls, series: Series, rates: Mapping[int, float]) -> _Course:
         """The course of a series; `rates` are those of its points by `id`."""
         points = sorted(series.points, key=lambda point: rates[id(point)])
-        known = [(rates[id(point)], point.prediction.wall_s) for point in points]
+        times = np.minimum.accumulate([point.prediction.wall_s for point in points])
+        known = [(rates[id(point)], time) for point, time in zip(points, times, strict=True)]
         (least, longest), (most, shortest) = known[0], known[-1]
         ends = [(least / _FAR, longest * _FAR), *known, (most * _FAR, shortest / _FAR)]
         return cls(points, *np.log(ends).T.tolist())
@@ -180,7 +188,12 @@ _Taken = list[tuple[float, PointResult]]
 
 
 def _places(
-    group: Sequence[Series], rates: Mapping[int, float], rate: str, upward: str, rows: Sequence[float]
+    group: Sequence[Series],
+    called: Mapping[tuple[str, str], str],
+    rates: Mapping[int, float],
+    rate: str,
+    upward: str,
+    rows: Sequence[float],
 ) -> Iterator[Place]:
     """Who is first at every rate of `rows`, or at the one value of the setting `upward`."""
     courses = [_Course.of(series, rates) for series in group]
@@ -198,7 +211,7 @@ def _places(
         band = rival.target_time.ratio_to(first.target_time)
         model = first.study.model
         size = float(parameters(model).total)
-        names = _name(first, group), _name(rival, group)
+        names = called[first.strategy, first.system], called[rival.strategy, rival.system]
         return Place(reading, model.name, size, level, *names, ratio, ratio >= band.ratio / band.low)
 
     if upward:

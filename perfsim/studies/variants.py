@@ -294,8 +294,8 @@ class SweepResult:
     def equal_times(self) -> Sequence[tuple[Sequence[Match], Sequence[Match]]]:
         """For each other machine of the first's target, its points matched by the first, and the reverse."""
         rivals: dict[tuple[str, str], Series] = {}
-        for rival in self.series[1:]:
-            if rival.machine != self.series[0].machine and rival.target == self.series[0].target:
+        for rival in self.targets[0] if self.targets else ():
+            if rival.machine != self.series[0].machine:
                 rivals.setdefault(rival.machine, rival)
         return [
             (

@@ -24,9 +24,9 @@ grid:
 """
 
 
-def swept(folder: Path, grid: str) -> SweepResult:
+def swept(folder: Path, grid: str, study: str = "") -> SweepResult:
     path = folder / "maps.yaml"
-    path.write_text(SWEEP + grid, encoding="utf-8")
+    path.write_text(SWEEP.replace("sampling:", f"{study}sampling:") + grid, encoding="utf-8")
     return run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1)
 
 
@@ -49,9 +49,40 @@ def test_a_map_by_critical_batch_also_has_the_sizes_of_the_grid(tmp_path: Path) 
     grid = "  model: [gpt3_xl, gpt3_6p7b]\n  convergence.critical_batch_tokens: [1000000, 4000000]\n"
     atlas = swept(tmp_path, grid.replace("  conv", "  convergence.law: [constant]\n  conv")).atlas
     assert atlas is not None
-    assert atlas.sentence.startswith("First as sized: ")
+    assert atlas.sentence.startswith("First with the devices of the grid: ")
 
 
 @pytest.mark.parametrize("more", ["", "gpt3_6p7b]\n  recipe.precision: [bf16, fp16"])
 def test_one_model_or_a_setting_without_numbers_has_no_map(tmp_path: Path, more: str) -> None:
     assert swept(tmp_path, f"  model: [gpt3_xl, {more}]\n").atlas is None
+
+
+ONE_NOUN = """\
+    - {strategy: 3d, system: dgx-a100-80gb, devices: [8]}
+    - {strategy: data, system: dgx-a100-80gb, devices: [8]}
+"""
+
+
+def test_machines_of_one_name_are_told_apart_where_one_of_them_has_no_plan_for_a_model(
+    tmp_path: Path,
+) -> None:
+    atlas = swept(tmp_path, f"{ONE_NOUN}  model: [gpt3_13b, gpt3_xl]\n").atlas
+    assert atlas is not None
+    assert {"A100-80GB (dgx-a100-80gb, 3d)", "A100-80GB (dgx-a100-80gb, data)"} < atlas.machines.keys()
+    assert len([*maps(atlas)]) == 2
+
+
+SLOW = """\
+    - strategy: data
+      system: {extends: dgx-a100-80gb, name: a, node: {nic: {name: slow, bandwidth: 0.2 GB/s, latency: 1 us}}}
+      devices: [8, 16]
+"""
+
+
+def test_devices_that_make_a_machine_slower_stand_idle(tmp_path: Path) -> None:
+    usd = {"a": 2, "cs-2": 2, "hungry": 200}
+    prices = str({"machines": {name: {"device_hour": price} for name, price in usd.items()}})
+    result = swept(tmp_path, f"{SLOW}  model: [gpt3_xl, gpt3_6p7b]\n", f"prices: {prices}, ")
+    assert result.atlas is not None
+    (last,) = [place.ratio for place in result.atlas.places[-2:] if place.reading == "money an hour"]
+    assert last < 20
