@@ -214,16 +214,20 @@ class Target:
             later_s=_later_phases_s(run),
         )
 
-    def grid(self, seq_length: int, num_devices: int, unit: int = 0) -> list[int]:
-        """Global batches in sequences, 2^k and 3 x 2^k times a unit, up to twice the critical batch."""
+    def grid(self, seq_length: int, num_devices: int, least: int = 0) -> list[int]:
+        """Global batches in sequences, 2^k and 3 x 2^k times a unit, up to twice the critical batch.
+
+        `least` is the smallest batch of a given layout. Where none is so small, it is the only one.
+        """
         # A run of a given length has no critical batch; beyond DeepSeek's the same tokens reach a worse loss.
         most = self.optimal_tokens if self.critical.given_length else LARGEST_SHARE * self.critical.tokens
         largest = most / seq_length
         smallest = largest * SMALLEST_SHARE / LARGEST_SHARE
-        # Replicas share a batch: it is a multiple of the odd part of the devices, or of what is given.
-        unit = unit or num_devices // (num_devices & -num_devices)
+        # Replicas share a batch: it is a multiple of the odd part of the devices, or of a layout's least one.
+        odd = num_devices // (num_devices & -num_devices)
+        unit = (least if least & (least - 1) else 1) if least else odd
         grid = sorted({unit * factor * 2**power for factor in (2, 3) for power in range(24)})
-        return [batch for batch in grid if smallest <= batch <= largest] or [num_devices]
+        return [batch for batch in grid if smallest <= batch <= largest] or [least or num_devices]
 
     def batches(self, spec: StudySpec, question: Question) -> Sequence[int]:
         """The global batches to try: the recipe's own, else the study's."""
@@ -233,10 +237,8 @@ class Target:
         if spec.batch_sizes != "auto":
             return spec.batch_sizes
         layout = question.given_layout
-        unit = 0 if layout is None else layout.data * layout.micro_batch_size
-        return self.grid(
-            spec.recipe.seq_length, question.devices, unit if unit & (unit - 1) else min(unit, 1)
-        )
+        least = 0 if layout is None else layout.data * layout.micro_batch_size
+        return self.grid(spec.recipe.seq_length, question.devices, least)
 
     def at(self, question: Question, global_batch_size: int, *, advised: bool = True) -> BatchPoint:
         """The plan of best estimate at one batch, simulated; its band leaves out what hides communication."""

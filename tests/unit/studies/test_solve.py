@@ -160,3 +160,4 @@ def test_batches_share_the_odd_part_of_the_devices_or_take_a_sequence_each(study
     target = Target.of_study(study_of())
     assert {batch % 12_288 for batch in target.grid(2048, 12_288)} >= {192, 384}
     assert target.grid(2048, 8 * 39_989) == [8 * 39_989]
+    assert target.grid(2**30, 24, 15) == [15]  # the least of a given layout
