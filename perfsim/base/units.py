@@ -21,6 +21,8 @@ from perfsim.base.text import nearest
 
 DAY_S = 86_400.0
 YEAR_S = 365.25 * DAY_S
+GIB = 2.0**30
+"""Bytes of one GiB."""
 
 Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts"]
 

@@ -195,7 +195,10 @@ def longest_path(
     start_s: list[float] | Floats,
     end_s: list[float] | Floats,
 ) -> None:
-    """Fill in start and end of tasks that share nothing; i waits for `values[first[i]:first[i + 1]]`."""
+    """Fill in the start and the end of every task when nothing is shared.
+
+    Task i waits for `values[first[i]:first[i + 1]]`, which all come before it.
+    """
     for task in range(len(duration_s)):
         ready_s = 0.0
         for at in range(first[task], first[task + 1]):

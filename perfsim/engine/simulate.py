@@ -92,7 +92,10 @@ def _pays_to_load(graph: TaskGraph) -> bool:
 
 
 def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
-    """A run in which nothing is shared: tasks of `duration_s` each start as all that they need has ended."""
+    """Start every task when its last dependency ends: the times of a run in which nothing is shared.
+
+    `duration_s` has one entry per task.
+    """
     _check_length(graph, duration_s)
     present_limits().in_time(lambda: "0 % of a critical path was computed")
     first, values = graph.dependencies

@@ -21,6 +21,7 @@ import numpy as np
 
 from perfsim.base.errors import LimitError, PerfsimError, attempt
 from perfsim.base.groups import listed
+from perfsim.base.units import GIB
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog
 from perfsim.convergence.critical_batch import HyperbolaFit
 from perfsim.evidence.cases import CaseRows, ConvergenceCase, PlacedCase, StepCase, mapped
@@ -311,7 +312,7 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
         asked_s=None if isinstance(asked_s, PerfsimError) else asked_s,
         band=CaseBand.of(placed),
         hidden_communication=evaluation.trace.hidden_share,
-        peak_gib=evaluation.plan.peak_memory_bytes / 2**30 if case.measured.peak_memory_gib else None,
+        peak_gib=evaluation.plan.peak_memory_bytes / GIB if case.measured.peak_memory_gib else None,
     )
 
 

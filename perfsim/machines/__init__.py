@@ -28,6 +28,8 @@ __all__ = [
     "strategy_for",
 ]
 
+LAYOUT_MEMBERS = tuple(name for name in vars(Layout) if not name.startswith("_"))
+"""What every layout answers."""
 MACHINES: dict[str, Machine] = {kind.kind: kind for kind in (GpuCluster(), WaferCluster())}
 
 
@@ -50,8 +52,7 @@ def register(machine: Machine) -> None:
 def _checked(machine: Machine) -> Machine:
     """The machine; InputError where its layouts lack what every layout answers."""
     layout = machine.layout_type()
-    answered = (name for name in vars(Layout) if not name.startswith("_"))
-    if lacking := [name for name in answered if not hasattr(layout, name)]:
+    if lacking := [name for name in LAYOUT_MEMBERS if not hasattr(layout, name)]:
         message = f"kind of system {machine.kind!r}: {type(layout).__name__} has no {', '.join(lacking)}"
         raise InputError(message, "perfsim.workload.Layout lists what a layout answers")
     return machine

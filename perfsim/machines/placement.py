@@ -32,7 +32,11 @@ from perfsim.work.graph import Ragged, offsets
 def rank_classes(
     graph: TaskGraph, network: Network, marks: Mapping[int, Hashable], *, shares_links: bool
 ) -> Ids:
-    """The class of each peer, by its position in the network and by the `marks` of ranks."""
+    """The class of each peer, by its position in the network and by the `marks` of ranks.
+
+    With a single class the graph can stay folded. Unless something `shares_links`, positions that cost the
+    same are alike.
+    """
     width = graph.width
     places = network.peer_places(graph.works, width, shares_links)
     if places is None:

@@ -216,9 +216,11 @@ class FatTree(Topology):
 
     def late_s(self, *kinds: str) -> float:
         """Rated latency of a hop over links of these kinds, there and back, beyond what is described."""
-        usual = self._latencies_s
+        described = self._latencies_s
         rated = self.edges.usual.seconds
-        late_s = [rated[kind][way] - usual[kind][way] for kind in kinds if kind in rated for way in (0, 1)]
+        late_s = [
+            rated[kind][way] - described[kind][way] for kind in kinds if kind in rated for way in (0, 1)
+        ]
         return math.fsum(late_s) / (2 if self.full_mesh and kinds == ("scale_up",) else 1)
 
     @cached_property

@@ -14,7 +14,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from perfsim.base.text import MISSING, number
-from perfsim.base.units import DAY_S, YEAR_S
+from perfsim.base.units import DAY_S, GIB, YEAR_S
 from perfsim.specs.layout import AXES
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def _time_unit(values_s: Iterable[float]) -> Unit:
 
 def _memory_unit(capacities_bytes: Iterable[float]) -> Unit:
     """The unit in which capacities are stated: GiB if one is a whole number of it, else GB."""
-    gib = [capacity / 2**30 for capacity in capacities_bytes]
+    gib = [capacity / GIB for capacity in capacities_bytes]
     if any(math.isfinite(size) and size >= 1 and abs(size - round(size)) < 1e-6 for size in gib):
-        return Unit("GiB", float(2**30))
+        return Unit("GiB", GIB)
     return Unit("GB", 1e9)
 
 

@@ -25,6 +25,8 @@ STRATEGIES: dict[str, Strategy] = {
         WeightStreaming(),
     )
 }
+MEMBERS = [member for member in vars(Strategy) if not member.startswith("_")]
+"""Every member of the protocol."""
 
 
 def strategy_names() -> list[str]:
@@ -40,8 +42,7 @@ def strategy(name: str) -> Strategy:
     if name not in installed:
         raise UnknownNameError("strategy", name, strategy_names())
     plug_in: Strategy = made_by(installed[name], lambda load: load())
-    members = (name for name in vars(Strategy) if not name.startswith("_"))
-    if missing := [name for name in members if not hasattr(plug_in, name)]:
+    if missing := [member for member in MEMBERS if not hasattr(plug_in, member)]:
         lacks = f"{described(installed[name])} has no {', '.join(missing)}"
         raise InputError(lacks, "inherit from perfsim.strategies.Strategy")
     return plug_in

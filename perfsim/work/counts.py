@@ -80,8 +80,10 @@ class Parameters:
     @property
     def active(self) -> int:
         """Parameters that compute a token of the model itself, embedding and LM head included."""
-        own = sum(count * self.of(kind, active=True) for kind, count in self._kinds.items() if not kind.mtp)
-        return own + self.embedding + self.head + self.final_norm
+        layers = sum(
+            count * self.of(kind, active=True) for kind, count in self._kinds.items() if not kind.mtp
+        )
+        return layers + self.embedding + self.head + self.final_norm
 
     @property
     def body_matrices(self) -> int:

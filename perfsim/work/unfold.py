@@ -131,7 +131,11 @@ class Unfolded:
 
 
 def unfold(graph: TaskGraph, classes: Ids | None = None) -> Unfolded:
-    """`graph` with a device for every class of peers, by default for every rank; GraphError if not folded."""
+    """`graph` with a device for every class of peers, by default for every rank.
+
+    `classes` has one entry per peer, as from `peer_classes`. Raises GraphError for a graph that is not
+    folded.
+    """
     width = graph.width
     classes = np.arange(width, dtype=np.int32) if classes is None else np.asarray(classes, dtype=np.int32)
     return _Unfolding(graph, classes).result()

@@ -283,7 +283,9 @@ class _Rewriter:
         device.freed.append(device.computed if self.alone else loaded[0] + 1)
         return [loaded[1]]
 
-    def _update(self, task: Task, device: _Device, reads: list[int], after: list[int], final: bool) -> None:
+    def _update(
+        self, task: Task, device: _Device, reads: list[int], after: list[int], *, final: bool
+    ) -> None:
         """Copies of gradients, updates and copies of parameters, piece by piece, in place of an update."""
         layers = [block for block in device.blocks if block >= 0]
         pieces = [*([EMBEDDING_AND_HEAD] if len(layers) < len(device.blocks) else []), *layers]

@@ -18,6 +18,7 @@ import numpy as np
 from perfsim.base.arrays import Bools, Floats
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError
 from perfsim.base.sizes import MOST_DEVICES
+from perfsim.base.units import GIB
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
@@ -43,7 +44,6 @@ from perfsim.strategies.three_d.space import (
 )
 from perfsim.work import GraphBuilder
 
-GIB = 2.0**30
 MOST_LACKING = 1.5
 """Share of the memory above which light recompute is not tried. assumed: it saves less than a third."""
 MOST_TRIED = 5_000
