@@ -118,7 +118,10 @@ class LossLaw:
         return best
 
     def target(self, loss: float, params: float, corpus: str = "") -> LossTarget:
-        """The tokens to a loss; PlanError for too small a model, InputError for another corpus or outside."""
+        """The tokens to a loss on a corpus (the law's own where none is named).
+
+        Raises PlanError for too small a model, InputError for another corpus or a point outside the runs.
+        """
         others = ", ".join(
             f"{name} ({other.corpus})" for name, other in LOSS_LAWS.items() if name != self.name
         )

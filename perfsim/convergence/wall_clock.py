@@ -4,8 +4,9 @@
            + repairs + teardown
 
 A checkpoint stops training for its bytes over the write rate, or over the rate of its copy to host memory
-where it is written in the background. Failures cost what `FailingRun.expected_s` says, repairs what
-`stopped_share` says. Low and high of a part have all inputs at their ends: wider than a 90 % band.
+where it is written in the background. Failures cost what `FailingRun.expected_s` says, and repairs what
+`stopped_share` says. Low and high of a part are its ends with all inputs at their ends: an envelope that is
+wider than a 90 % band and separate from the band of the steps.
 """
 
 from __future__ import annotations

@@ -228,7 +228,8 @@ _KEEPS_QKV = "save_qkv_proj"
 """MaxText's policy of full recompute that keeps the results of the QKV projections."""
 _BY_OPERATOR = "per-op selective"
 """torchtitan's selective recompute, which is its framework's."""
-_DISPATCHERS: Mapping[str | None, Dispatcher] = {
+_DISPATCHERS: Mapping[str | None, Dispatcher | None] = {
+    None: None,
     **{theirs: ours for ours, theirs in CASE_WORDS["recipe.dispatcher"].items()},
     "deepep": "deepep",
     "hybridep": "deepep",
@@ -423,7 +424,7 @@ class StepCase(_CaseSpec):
             attention=training.attention,
             overlap_grad_reduce=overlaps,
             overlap_tensor=any(said) if said else framework.overlaps_tensor and overlaps,
-            dispatcher=_DISPATCHERS.get(training.moe_dispatcher),
+            dispatcher=_DISPATCHERS[training.moe_dispatcher],
             grouped_products=training.moe_grouped_gemm is not False,
             recompute_keeps="qkv" if _KEEPS_QKV in (training.recompute_detail or "") else "nothing",
             fused=fused,

@@ -78,8 +78,13 @@ def _read_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
 
 
 def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = "") -> CollectiveCalibration:
-    """The link's calibration by tables, four lines an operation; InputError for bad ones or without SciPy."""
-    # Tables are measured inside a node.
+    """The link's calibration with four lines for each measured operation, and for those derived from them.
+
+    Least squares of the log error with a soft L1 loss; every octave of every table and group size has the
+    same weight. Where tables disagree, the first one counts. A send between two ranks is derived from the
+    all-to-all of two, a broadcast from the all-gather, unless measured. Raises InputError for a bad table, a
+    link between nodes, because tables are measured inside one, and without SciPy.
+    """
     systems = map(default_catalog().system, default_catalog().names("system"))
     links = [[used.name for used in machine_of(system).links(system)] for system in systems]
     inside = sorted({name for names in links for name in names[:1]})

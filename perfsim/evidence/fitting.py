@@ -94,7 +94,10 @@ _MESSAGE = re.compile(r"[1-9][0-9]*")
 
 
 def read_collectives(path: Path, operations: Sequence[str]) -> list[Row]:
-    """Rows `collective, num_gpus, bytes, time_us` of a CSV table, or the out-of-place times of nccl-tests."""
+    """Rows `collective, num_gpus, bytes, time_us` of a CSV table, or the out-of-place times of nccl-tests.
+
+    Raises InputError for an output of several nodes or groups, or without its operation or ranks.
+    """
     text = Source.read(path).text
     header = _HEADER.search(text)
     if header is None:

@@ -87,7 +87,8 @@ _PRIOR = 1e-3
 """Pull towards the start, so that a constant that no row determines stays plausible."""
 
 _SUSTAINED_OVER_BURST = 0.91
-"""Ceiling in training over that of long kernels in a benchmark: geometric mean of both A100 and H100."""
+"""Ceiling in training over the ceiling of long kernels in a short benchmark: geometric mean of A100 with 80
+and with 40 GB and H100."""
 _UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
 _CEILING = "no training run is measured: that of long kernels in the table, less as on A100 and H100"
 _OF_THE_A100 = (
@@ -325,7 +326,8 @@ def _estimates(model: GemmModel, table: _Products) -> Account:
         changed = _with(constants, dict(zip(plain, np.exp(logs).tolist(), strict=True)))
         return np.asarray(np.log(replace(model, constants=changed).price(geometry, chosen=chosen)))
 
-    # The fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each tile and split.
+    # The fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile and split, which
+    # jump with the constants.
     def losses(changed: GemmConstants) -> Floats:
         seconds = replace(model, constants=changed).price(geometry)
         return np.asarray(table.weight * np.hypot(np.log(seconds / table.time_s), _ERROR_FLOOR))

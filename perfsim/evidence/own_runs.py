@@ -60,7 +60,12 @@ class MeasuredFile(Spec):
 
 
 def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibration:
-    """A cluster's scale by one YAML file, or logs of Megatron-LM on `system`; CatalogError or InputError."""
+    """The scale of a cluster from one YAML file, or from logs of Megatron-LM that ran on `system`.
+
+    One log with one batch size gives two cases, the halves of its run. Raises CatalogError for a malformed
+    file, fewer than two cases, several devices, and for a case that cannot be predicted, each at its line,
+    and InputError for a file that is no such log.
+    """
     catalog = default_catalog()
     names = [path.name for path in measured]
     options = ["--system", system] if system else []
@@ -136,7 +141,6 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
 
 def _of_logs(logs: Sequence[Path], system: str) -> tuple[MeasuredFile, Callable[..., Problem], bool]:
     """The steps of logs, what complains about them, and whether all are of one run."""
-    # One log with one batch size gives two cases, the halves of its run.
     readings = [read(Source.read(log), "megatron")[1] for log in logs]
     documents = [measured_document(reading, system, alone=len(readings) == 1) for reading in readings]
     cluster = documents[0]["cluster"]

@@ -31,7 +31,10 @@ KINDS = {
     "modern.yaml": ("gpu-cluster", "3d"),
     "weight_streaming.yaml": ("wafer-cluster", "weight-streaming"),
 }
-"""Public case files with the kind of system and strategy of their errors; those on Ethernet only judge."""
+"""Files of public cases, with the kind of system and the strategy to which their errors apply.
+
+Those on Ethernet (`gpu_roce.yaml`) only judge: no constant is fitted to them and no band comes from them.
+"""
 _DIGITS = 4
 _Figures = Mapping[str, Any]
 

@@ -104,6 +104,8 @@ SCHEMA_VERSION = "0.0.4"
 MICROSECONDS = 1e6
 VERSION_FIELD = 0x0A
 """First byte of the metadata: field 1, a text."""
+MOST_MESSAGE = 1 << 26
+"""Bytes of one message; a longer one is no trace."""
 
 
 @dataclass(frozen=True)
@@ -358,7 +360,7 @@ def _split(data: bytes) -> list[bytes]:
     while varint := re.compile(rb"[\x80-\xff]{0,4}[\x00-\xff]").match(data, offset):
         length = sum((group & 0x7F) << 7 * position for position, group in enumerate(varint[0]))
         offset = varint.end() + length
-        if length > 1 << 26 or offset > len(data):  # a longer message is none of a trace
+        if length > MOST_MESSAGE or offset > len(data):
             raise ValueError(f"a message of {length} bytes at byte {varint.end()} goes beyond the end")
         parts.append(data[varint.end() : offset])
     if not parts:

@@ -29,6 +29,8 @@ from perfsim.work.graph import block_name
 
 GIGA = 1e9
 NANOSECONDS = 1e9
+PLACED = ("weights", "gradients", "parameters", "norm")
+"""Tensors of the graph that are no activations: they have their place for the whole step."""
 MOST_DETAILED = 50_000
 """Tasks of a trace above which arrows and counters are left out: Perfetto opens files of some hundred MB."""
 Event = dict[str, Any]
@@ -138,8 +140,7 @@ class _Events:
         """Activations of each device, from the start of their task to the end of the last that reads them."""
         graph = self.graph
         writer = graph.writer.astype(np.int64)
-        placed = ("weights", "gradients", "parameters", "norm")  # for the whole step
-        sizes = [[(t.name not in placed) * t.n_bytes for t in work.writes] for work in graph.works]
+        sizes = [[(t.name not in PLACED) * t.n_bytes for t in work.writes] for work in graph.works]
         n_bytes = np.array([size for work in graph.work.tolist() for size in sizes[work]])
         reads = graph.reads.values.astype(np.int64)
         readers = graph.reads.row_of_value.astype(np.int64)

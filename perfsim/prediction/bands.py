@@ -341,7 +341,11 @@ class Accuracy:
 
     @classmethod
     def of(cls, plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
-        """The errors of the published family most like a plan (`without` one), its band by hidden `share`."""
+        """The errors of the family of published runs most like a plan, and the plan's band.
+
+        `share` of its step hides communication (`Trace.hidden_share`; 0 where the plan was not simulated).
+        `without` names a group of runs of which the answer knows nothing.
+        """
         unknowns = [*unknowns_of(plan), *Hidden.of(plan, share, without=without).unknown()]
         return cls.nearest(plan.system.kind, Traits.of(plan), without, unknowns)
 

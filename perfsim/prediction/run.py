@@ -289,7 +289,7 @@ def evaluate(
     graph: TaskGraph | None = None,
     reported: bool = False,
 ) -> Evaluation:
-    """Price and simulate a plan; its graph is written here unless it is given."""
+    """Price and simulate a plan, whose graph is written here unless given; `reported` as for `Step.run`."""
     graph = plan.graph() if graph is None else graph
     # The scale of a cluster stretches the whole run, so that its parts keep their shares.
     step = Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)

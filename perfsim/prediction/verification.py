@@ -9,7 +9,8 @@ Some products are then executed in NumPy at the graph's real shapes: rows and co
 result, over the full depth, on the ranks' own slices, in fp32 accumulation from operands in the step's
 precision. The result is compared with the undivided product in float64 within the forward error bound
 |y - x w| <= gamma_k |x| |w|, gamma_n = n u / (1 - n u), which holds for any order of summation (N. J. Higham,
-Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1). On small integers it must be equal.
+Accuracy and Stability of Numerical Algorithms, 2nd edition, 2002, lemma 3.1). On small integers, whose sums
+are exact, it must be equal.
 """
 
 from __future__ import annotations
@@ -409,6 +410,7 @@ class _Result(NamedTuple):
 
 def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: np.random.Generator) -> _Result:
     """Rows and columns of a product (`whole`: its k and n) on the slices of all parts, and as a whole."""
+    # The operands are those of the pass: x w, dy wT or xT dy.
     k, n = whole
     axes = {"m": shard.m, "k": k, "n": n}
     row, column, depth = RESULT[shard.which]

@@ -36,7 +36,8 @@ _Answer = tuple[Mapping[str, str], Sequence[Sequence[_Value]], str, str]
 # Losses of published runs over their FLOP, next to a law.
 #
 # A law reaches the loss L of a run with C(L) FLOP: c / L^(1 / gamma) for a line through runs, the least 6 N D
-# over all sizes N for a law in parameters and tokens. What a run takes over C(L) is the price of its shape.
+# over all sizes N for a law in parameters and tokens. What a run takes over C(L) is the price of its choice
+# of size and tokens.
 
 
 class _TrainedRun(Spec):

@@ -324,7 +324,11 @@ class _DaskCluster(_Pooled):
 def executor_for(
     jobs: int | None, scheduler: str | None = None, *, most: int | None = None, tell: Tell = lambda _: None
 ) -> Executor:
-    """A Dask cluster at an address, else up to `most` processes; InputError or PerfsimError if impossible."""
+    """A Dask cluster where an address is given, else so many processes (None: one for each core).
+
+    No more than `most` processes are started. Raises InputError for impossible numbers and for workers with
+    another perfsim, PerfsimError where no scheduler answers.
+    """
     asked: Any = jobs
     if asked is not None and not (isinstance(asked, int) and asked >= 1):
         raise InputError(f"jobs: {jobs!r} is not a whole number of processes, 1 or more")

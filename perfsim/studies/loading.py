@@ -321,7 +321,11 @@ def of_candidate(path: str) -> bool:
 
 
 def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
-    """A study with values at paths of a question replaced; InputError for a path or value nothing takes."""
+    """A study with the values at paths of a question replaced, in all candidates or in what they share.
+
+    Raises InputError for a path that leads nowhere, for a value that its field refuses, and for a change
+    inside the system that no candidate's system has.
+    """
     if not changes:
         return study
     known = list(dict.fromkeys([*STUDY_ROOTS, "prices", *CandidateSpec.model_fields]))
@@ -499,7 +503,11 @@ class Sweep:
 def load_sweep(
     name_or_path: str, catalog: Catalog | None = None, changes: Mapping[str, Any] | None = None
 ) -> Sweep:
-    """A sweep from studies/ or a file, with its points after `changes`; CatalogError with all problems."""
+    """A sweep by its name in studies/ or from a file, with every point resolved.
+
+    `changes` are values by the path of a question, which the grid and its variants may change again.
+    Raises CatalogError with every problem of the file.
+    """
     catalog = _StudyCatalog((catalog or default_catalog()).roots)
     spec, mapping = _read("sweep", SweepSpec, catalog.find("study", name_or_path), catalog)
     if spec.study.as_of == EQUAL:  # one day for the candidates of a study; a grid has others
@@ -631,14 +639,16 @@ def _check_target(study: StudySpec, mapping: LocatedMapping) -> None:
         raise CatalogError(problems) from None
 
 
+DEFAULTS = {"name": "study", "title": "A study", "question": ""}
+"""Values of fields that a mapping may leave out."""
+
+
 def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     """A study from its fields as in YAML, or as objects and SI floats; CatalogError lists every problem."""
     given = dict(fields)
     base = given.pop("extends", None)
     inherited = (
-        {"name": "study", "title": "A study", "question": ""}
-        if base is None
-        else load_study(str(base), catalog).model_dump(exclude={*reader.OWN_VALUES})
+        DEFAULTS if base is None else load_study(str(base), catalog).model_dump(exclude={*reader.OWN_VALUES})
     )
     data = {**inherited, **_loaded(given, [StudySpec], catalog)}
     try:

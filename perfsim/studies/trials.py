@@ -125,6 +125,8 @@ def _with_system(asked: Question, path: str, value: Any) -> Question:
 LEFT_OUT = frozenset({"name", "title", "question", "description", "sources", "assumed", "sampling"})
 """Fields that move no time."""
 MOST_CHANGES = 24
+_MOST_S = 1e18
+"""Seconds that a time in the document of an answer may have at most."""
 Path = tuple[str | int, ...]
 
 
@@ -303,7 +305,7 @@ class _AnsweredRow(BaseModel):
     strategy: str = ""
     system: str = ""
     num_devices: Annotated[int, *number(0, MOST_DEVICES)] = 0
-    time_to_accuracy_s: Annotated[float, *number(0.0, 1e18)] | None = None
+    time_to_accuracy_s: Annotated[float, *number(0.0, _MOST_S)] | None = None
     global_batch_size: Annotated[int, *number(1, MOST_SEQUENCES)] | None = None
     layout: dict[str, Any] = {}
 
