@@ -255,7 +255,7 @@ def solve(
     asked = {**given, **(changes or {})}
     if study is None:
         of_money = {path: asked.pop(path) for path in list(asked) if path.partition(".")[0] == "prices"}
-        spec = changed_study(study_of(asked, catalog), of_money, catalog)
+        spec = changed_study(study_of(asked, catalog, find), of_money, catalog)
     else:
         spec = study if isinstance(study, StudySpec) else load_study(str(study), catalog)
         spec = changed_study(spec, asked, catalog).compared(names_of(compare, "compare"))

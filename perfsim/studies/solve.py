@@ -696,12 +696,16 @@ def solve_study(
     )
 
 
-def study_of(given: Mapping[str, Any], catalog: Catalog) -> StudySpec:
-    """A study of one candidate from what `perfsim run` is given, with a model and devices to begin with."""
+def study_of(given: Mapping[str, Any], catalog: Catalog, find: str) -> StudySpec:
+    """A study of one candidate from what `perfsim run` is given, with a model and devices to begin with.
+
+    Where `find` looks for the devices, they begin where states fit them; else one node is meant.
+    """
     begin = question_of({"model": FAMILY, "devices": 1, **given}, catalog, "study")
     if "devices" not in given:
         node = begin.topology.devices_per_node
-        held = parameters(begin.model).total / BEGIN_PARAMETERS if begin.machine.fragments_memory else 1
+        grows = find == "devices" and begin.machine.fragments_memory
+        held = parameters(begin.model).total / BEGIN_PARAMETERS if grows else 1
         begin = replace(begin, devices=node * math.ceil(held / node))
     values: dict[str, Any] = {"strategy": begin.chosen.name, "name": "question", "question": ""}
     for asked in ASKED.values():

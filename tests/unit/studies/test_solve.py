@@ -161,3 +161,11 @@ def test_batches_share_the_odd_part_of_the_devices_or_take_a_sequence_each(study
     assert {batch % 12_288 for batch in target.grid(2048, 12_288)} >= {192, 384}
     assert target.grid(2048, 8 * 39_989) == [8 * 39_989]
     assert target.grid(2**30, 24, 15) == [15]  # the least of a given layout
+
+
+def test_without_devices_one_node_is_asked_unless_the_devices_are_what_is_looked_for() -> None:
+    given = {"model": "gpt3_20b", "system": "dgx-a100-80gb", "layout": "tp=8,dp=1", "recipe": "chinchilla"}
+    asked = {
+        find: solving.study_of(given, default_catalog(), find).points[0] for find in ("batch", "devices")
+    }
+    assert {find: point.num_devices for find, point in asked.items()} == {"batch": 8, "devices": 16}
