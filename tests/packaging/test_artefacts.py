@@ -27,9 +27,7 @@ def contents(wheel: Path) -> dict[str, int]:
         }
 
 
-def test_the_wheel_holds_the_package_and_the_whole_catalogue_and_no_more(
-    wheel: Path, repository: Path
-) -> None:
+def test_the_wheel_holds_the_package_and_the_catalogue_and_no_more(wheel: Path, repository: Path) -> None:
     expected = {f"perfsim/{name}" for name in below(repository / "perfsim")}
     for folder in ("hardware", "workloads", "studies"):
         expected |= {f"perfsim/_data/{folder}/{name}" for name in below(repository / folder)}

@@ -391,9 +391,7 @@ def test_ratios_of_many_wafers_are_explained_as_they_were(recorded: Recorded) ->
     recorded("scaling", plain(ScalingFile.compared(CATALOG)), 1e-6)
 
 
-def test_records_written_anew_without_results_are_those_of_the_package(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_records_written_anew_without_results_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     written: dict[Path, str] = {}
     monkeypatch.setattr(record, "write_file", written.__setitem__)
     record.write_records([], {})

@@ -32,9 +32,7 @@ def ended_in_words(done: subprocess.CompletedProcess[str]) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="a process sends itself SIGINT")
 @pytest.mark.parametrize("module", ["click", "inspect", "yaml"])
-def test_an_interrupt_while_modules_or_those_of_a_verb_are_read_ends_in_words(
-    module: str, tmp_path: Path
-) -> None:
+def test_an_interrupt_while_modules_are_read_ends_in_words(module: str, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text(STRIKE)
     ended_in_words(run(tmp_path, "show", "models"))
 

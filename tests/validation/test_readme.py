@@ -99,9 +99,7 @@ def _flat(band: Mapping[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_about_90_percent_of_the_runs_of_every_class_lie_in_their_bands(
-    results: list[dict[str, Any]],
-) -> None:
+def test_about_90_percent_of_runs_of_every_class_lie_in_their_bands(results: list[dict[str, Any]]) -> None:
     by_file = {result["file"]: result for result in results}
     for file in ("gpu.yaml", "modern.yaml"):
         assert 0.88 <= by_file[file]["summary"]["band_coverage"] <= 0.93, file

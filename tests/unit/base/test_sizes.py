@@ -153,9 +153,7 @@ def test_thousands_of_unknown_keys_are_counted_and_only_the_shown_get_a_suggesti
     assert len(looked_up) == 20
 
 
-def test_names_are_looked_up_until_a_file_has_a_thousand_problems(
-    refusal: Callable[[str], CatalogError],
-) -> None:
+def test_names_are_looked_up_until_a_file_has_1000_problems(refusal: Callable[[str], CatalogError]) -> None:
     candidate = "  - {strategy: 3d, system: nowhere, devices: [8]}\n"
     error = refusal("extends: gpt3_20b\ncandidates:\n" + candidate * THOUSANDS)
     assert 1_000 <= len(error.problems) <= 1_002

@@ -63,9 +63,7 @@ STOPPED = ((*WAFERS, "--devices", "2"), ("study", "study.yaml"), ("sweep", "swee
     ],
     ids=lambda arguments: " ".join(map(str, arguments))[-50:],
 )
-def test_a_limit_ends_every_verb_that_computes_with_its_own_exit_code(
-    perfsim: Run, arguments: Sequence[str]
-) -> None:
+def test_a_limit_ends_every_computing_verb_with_its_exit_code(perfsim: Run, arguments: Sequence[str]) -> None:
     refused(perfsim(*arguments), 4, "stopped after", arguments[-2])
 
 

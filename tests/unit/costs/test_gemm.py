@@ -107,9 +107,7 @@ def test_a_split_product_takes_its_slices_the_traffic_of_partial_sums_and_a_late
 
 
 @pytest.mark.parametrize("shape", [(8192, 1, 8192), (1, 8192, 8192), (8192, 8192, 1)])
-def test_a_product_bound_by_memory_moves_both_operands_and_its_result_once(
-    shape: tuple[int, int, int],
-) -> None:
+def test_a_product_bound_by_memory_moves_operands_and_result_once(shape: tuple[int, int, int]) -> None:
     """In each shape another of the matrices A (m k numbers), B (k n) and C (m n) is nearly all that moves."""
     slow = replace(plain_model(), memory_bytes_per_s=1e9)
     assert slow.time_s(*shape) == pytest.approx(2 * (8192 * 8192 + 8192 + 8192) / 1e9)

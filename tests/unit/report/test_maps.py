@@ -63,9 +63,7 @@ ONE_NOUN = """\
 """
 
 
-def test_machines_of_one_name_are_told_apart_where_one_of_them_has_no_plan_for_a_model(
-    tmp_path: Path,
-) -> None:
+def test_machines_of_one_name_are_told_apart_where_one_has_no_plan_for_a_model(tmp_path: Path) -> None:
     atlas = swept(tmp_path, f"{ONE_NOUN}  model: [gpt3_13b, gpt3_xl]\n").atlas
     assert atlas is not None
     assert {"A100-80GB (dgx-a100-80gb, 3d)", "A100-80GB (dgx-a100-80gb, data)"} < atlas.machines.keys()

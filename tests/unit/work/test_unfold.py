@@ -117,9 +117,7 @@ def test_peers_meet_in_tensor_groups_and_in_data_groups() -> None:
 
 
 @pytest.mark.parametrize("straggler", [1, 13])
-def test_a_straggler_anywhere_in_the_pipeline_parts_its_tensor_group_its_replicas_and_the_rest(
-    straggler: int,
-) -> None:
+def test_a_straggler_anywhere_parts_its_tensor_group_its_replicas_and_the_rest(straggler: int) -> None:
     classes = peer_classes(folded(4, 3), {straggler: 2.0})
     assert classes.reshape(3, 4).tolist() == [[0, 1, 0, 0], [2, 3, 2, 2], [2, 3, 2, 2]]
 
