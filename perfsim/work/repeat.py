@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,46 +13,60 @@ from perfsim.work.graph import Ragged, TaskGraph, offsets
 
 
 def repeated(short: TaskGraph, longer: TaskGraph, times: int) -> TaskGraph | None:
-    """`longer` with the tasks that `short` has not written so many times; None where they are in no row.
+    """The graph in which the tasks that `longer` has more than `short` stand `times` times.
 
-    Each step of `longer` is the step of `short` with one run of tasks put in. A copy of the run, and what
-    follows it, depends on tasks as far before it as in `longer`; what an earlier step wrote is counted from
-    the end of that step. Whether a graph of more micro-batches is like that, the caller has to compare.
+    In each step these tasks are one run between tasks that both graphs have. A copy of the run, and what
+    follows it, waits for tasks as far before it as in `longer`; what an earlier step wrote is counted from
+    the end of that step. None where the graphs differ in more. Whether a graph of more micro-batches is like
+    this one, the caller has to compare.
     """
-    steps = [[*pairwise((0, *graph.step_ends))] for graph in (short, longer)]
-    if (short.works, short.streams, len(steps[0])) != (longer.works, longer.streams, len(steps[1])):
+    steps = _runs(short, longer)
+    if steps is None:
         return None
     origin: list[Ints] = []
     copy: list[Ints] = []
-    added = []
+    for first, start, end, last in steps:
+        run = np.tile(np.arange(start, end), times)
+        origin += [np.arange(first, start), run, np.arange(end, last)]
+        of_run = np.repeat(np.arange(times), end - start)
+        copy += [np.zeros(start - first, dtype=np.int64), of_run, np.full(last - end, times - 1)]
+    added = np.array([step.end - step.start for step in steps])
+    return _copied(short, longer, np.concatenate(origin), np.concatenate(copy), added, times - 1)
+
+
+class _Run(NamedTuple):
+    """The first task of a step, the run that the shorter graph lacks, and the end of the step."""
+
+    first: int
+    start: int
+    end: int
+    last: int
+
+
+def _runs(short: TaskGraph, longer: TaskGraph) -> list[_Run] | None:
+    """The run of each step; None where the graphs have other classes of work, streams or steps."""
+    steps = [[*pairwise((0, *graph.step_ends))] for graph in (short, longer)]
+    if (short.works, short.streams, len(steps[0])) != (longer.works, longer.streams, len(steps[1])):
+        return None
+    runs = []
     for (begin, end), (first, last) in zip(*steps, strict=True):
         length = end - begin
-        run = last - first - length
-        if run < 0:
+        more = last - first - length
+        if more < 0:
             return None
-        unlike = np.zeros(length + 1, dtype=bool)
-        unlike[length] = True
+        unlike = np.append(np.zeros(length, dtype=bool), True)
         for name in ("work", "stream", "tag", "block"):
-            unlike[:length] |= (
-                getattr(short, name)[begin:end] != getattr(longer, name)[first : first + length]
-            )
+            of_short = getattr(short, name)[begin:end]
+            unlike[:length] |= of_short != getattr(longer, name)[first : first + length]
         start = first + int(unlike.argmax())
-        origin += [
-            np.arange(first, start),
-            *[np.arange(start, start + run)] * times,
-            np.arange(start + run, last),
-        ]
-        copy.append(
-            np.repeat([0, *range(times), times - 1], [start - first, *[run] * times, last - start - run])
-        )
-        added.append(run)
-    return _copied(short, longer, np.concatenate(origin), np.concatenate(copy), np.array(added), times - 1)
+        runs.append(_Run(first, start, start + more, last))
+    return runs
 
 
 def _copied(
     short: TaskGraph, longer: TaskGraph, origin: Ints, copy: Ints, added: Ints, more: int
 ) -> TaskGraph:
-    """The graph of the tasks `origin` of `longer`, each in the copy of its run, or behind so many copies."""
+    """The graph of the tasks `origin` of `longer`; `copy` numbers the run that each is in, or is behind."""
     step = np.searchsorted(longer.step_ends, np.arange(len(longer)), side="right")
     before = more * offsets(added)
 

@@ -141,10 +141,11 @@ def _rewritten(plan: ThreeDPlan, graph: TaskGraph) -> TaskGraph:
 
 
 def _by_repetition(plan: ThreeDPlan, whole: TaskGraph) -> TaskGraph | None:
-    """The same from graphs of few micro-batches; None where few do, or micro-batches do not repeat.
+    """The same from graphs of few micro-batches; None where these do not repeat, or are hardly fewer.
 
-    They repeat if `whole` is the graph of few with one run of tasks so often, and a further run makes the
-    rewritten graph of few that of more: what is added for a task depends on the latest tasks alone.
+    Two comparisons prove that they repeat: `whole` is the graph of few micro-batches with a run of tasks
+    repeated, and one more run makes the rewritten graph of few that of more. What offload adds to a task
+    depends on the latest tasks alone, so further runs add the same.
     """
     for period, begin in REPEATS:
         run = period * plan.layout.pipeline
