@@ -28,7 +28,10 @@ from perfsim.strategies.three_d.legal import RefusedLayoutError
 ESTIMATE_ERROR = 0.02
 """By how much the longest path may exceed a simulated step; more is rare (`reports/regret.md`)."""
 ALIKE_ERROR = 0.01
-"""By how much it may exceed that of another of its kind, once corrected by what that took."""
+"""The same for a path that is corrected by the error of a simulated layout of its kind.
+
+Fitted: with 0.01 all 150 questions of `reports/regret.md` keep their pick, with 683 simulations (954 before).
+"""
 TIE_DIGITS = 9
 """Steps that agree in so many digits are equally fast; the order of the estimates decides between them."""
 MOST_CONFIRMED = 16

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -234,22 +233,13 @@ class Precedence:
 
 def random_order(deps: Ragged, rng: np.random.Generator) -> list[int]:
     """A random topological order: of all ready tasks, the one with the least of numbers drawn for them."""
-    by_number: list[int] = np.argsort(rng.random(len(deps.start) - 1)).tolist()
-    number = np.argsort(by_number)
-    waits = np.diff(deps.start)[by_number].tolist()
-    followers: list[list[int]] = [[] for _ in waits]
-    for before, after in zip(number[deps.values].tolist(), number[deps.row_of_value].tolist(), strict=True):
-        followers[before].append(after)
-    ready = [task for task, count in enumerate(waits) if not count]
-    order = []
-    while ready:
-        first = heappop(ready)
-        order.append(by_number[first])
-        for task in followers[first]:
-            waits[task] -= 1
-            if not waits[task]:
-                heappush(ready, task)
-    return order
+    import networkx as nx
+
+    drawn = rng.random(len(deps.start) - 1).tolist()
+    waits: nx.DiGraph[int] = nx.DiGraph()
+    waits.add_nodes_from(range(len(drawn)))
+    waits.add_edges_from(zip(deps.values.tolist(), deps.row_of_value.tolist(), strict=True))
+    return list(nx.lexicographical_topological_sort(waits, key=drawn.__getitem__))
 
 
 CHECK_EVERY = 1_000

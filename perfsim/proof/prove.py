@@ -189,7 +189,7 @@ class Subject:
 
 
 def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
-    """Prove a small plan: no hazards, memory as promised, the numbers of serial training in every order."""
+    """Prove a small plan: no hazards, memory as promised, and the numbers of serial training."""
     outcome = Outcome()
     tasks = runs = 0
     try:
@@ -206,7 +206,7 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         executor = subject.executor()
         task = subject.unfolded.task
         simulated = np.lexsort((np.arange(tasks), np.asarray(evaluation.trace.start_s)[task])).tolist()
-        # That of the ids, that of the simulated start times, and random ones.
+        # Tasks in the order of their ids, by their simulated start times, and in random orders.
         for order in (range(tasks), simulated, *subject.random_orders(orders, seed)):
             if runs < EXECUTED:
                 executor.run(order, outcome, thorough=runs == 0)

@@ -25,7 +25,7 @@ IN_TIME = "time"
 POWER = "power"
 MONEY = "money an hour"
 SAID = {AS_SIZED: "with the devices of the grid", IN_TIME: "in as much time"}
-"""Readings in words; of others it is with as much of them."""
+"""Readings in words. Other readings are named by what is equal: with as much power, or money an hour."""
 CRITICAL_BATCH = "convergence.critical_batch_tokens"
 LEVELS = 9
 """Rows of a map whose rows are powers or amounts an hour."""
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Atlas:
-    """Who is first, by size of the model upward of power, money an hour or a setting."""
+    """Who is first, by size of the model across, and by power, money an hour or a setting upward."""
 
     places: tuple[Place, ...]
     rate: str
