@@ -419,7 +419,7 @@ def _matches(result: SweepResult) -> Iterator[Section]:
         told = directions[0][0].series.circumstance if len(result.targets) > 1 else ""
         lead = (
             f"How many {first} and how many {rival} finish on the same day{told and f' with {told}'}. The "
-            "band is that of the ratio of the two times (90 %), which share one critical batch."
+            "band (90 %) is the band of the ratio of the two times, which share one critical batch."
         )
         matches = text.thinned([match for matches in directions for match in matches], MAX_ROWS)
         yield Section(heading, lead, table=_matches_table(matches), slug=slug)
