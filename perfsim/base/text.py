@@ -84,3 +84,9 @@ def number(value: float, digits: int = 3) -> str:
     rounded = float(f"{value:.{digits - 1}e}")
     decimals = digits - 1 - math.floor(math.log10(abs(rounded)))  # of 1.00, not of 0.9996
     return f"{rounded:,.{min(max(decimals, 0), 12)}f}"
+
+
+def large_word(value: float) -> tuple[float, str]:
+    """The scale in which people say a large number, with its word; 1 and no word below a million."""
+    scales = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+    return next((known for known in scales if known[0] <= value < math.inf), (1.0, ""))

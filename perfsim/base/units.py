@@ -21,6 +21,16 @@ from perfsim.base.text import nearest
 
 DAY_S = 86_400.0
 YEAR_S = 365.25 * DAY_S
+TIME_UNITS: tuple[tuple[str, str, float, float], ...] = (
+    ("years", "years", YEAR_S, 2 * YEAR_S),
+    ("days", "days", DAY_S, 2 * DAY_S),
+    ("h", "hours", 3600.0, 2 * 3600.0),
+    ("min", "minutes", 60.0, 600.0),
+    ("s", "seconds", 1.0, 1.0),
+    ("ms", "milliseconds", 1e-3, 1e-3),
+    ("µs", "microseconds", 1e-6, 0.0),
+)
+"""In a table, in a sentence, its seconds, and the smallest duration that people read in it."""
 GIB = 2.0**30
 """Bytes of one GiB."""
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from perfsim.base.text import MISSING, number
-from perfsim.base.units import DAY_S, GIB, YEAR_S
+from perfsim.base.text import MISSING, large_word, number
+from perfsim.base.units import GIB, TIME_UNITS
 from perfsim.specs.layout import AXES
 
 if TYPE_CHECKING:
@@ -30,17 +30,6 @@ NONE = "\u2013"
 """An empty cell; also the dash of a range."""
 TIMES = "\u00d7"
 BREAK = "<br>"
-
-_TIME_UNITS: tuple[tuple[str, float, float], ...] = (
-    ("years", YEAR_S, 2 * YEAR_S),
-    ("days", DAY_S, 2 * DAY_S),
-    ("h", 3600.0, 2 * 3600.0),
-    ("min", 60.0, 600.0),
-    ("s", 1.0, 1.0),
-    ("ms", 1e-3, 1e-3),
-    ("µs", 1e-6, 0.0),
-)
-"""Unit, its seconds, and the smallest value that is written in it."""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -104,7 +93,7 @@ def _time_unit(values_s: Iterable[float]) -> Unit:
     """The unit that suits durations, by their geometric mean."""
     known = [value for value in values_s if math.isfinite(value) and value > 0]
     middle = geometric_mean(known) if known else 1.0
-    return next(Unit(name, scale) for name, scale, least in _TIME_UNITS if middle >= least)
+    return next(Unit(name, scale) for name, _, scale, least in TIME_UNITS if middle >= least)
 
 
 def _memory_unit(capacities_bytes: Iterable[float]) -> Unit:
@@ -117,11 +106,8 @@ def _memory_unit(capacities_bytes: Iterable[float]) -> Unit:
 
 def _large_unit(values: Iterable[float]) -> Unit:
     """The word that suits large counts, by the first of them."""
-    first = abs(next(iter(values), 0.0))
-    for scale, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if math.isfinite(first) and first >= scale:
-            return Unit(word, scale, lambda value: _trim(number(value)))
-    return COUNT
+    scale, word = large_word(abs(next(iter(values), 0.0)))
+    return Unit(word, scale, lambda value: _trim(number(value))) if word else COUNT
 
 
 def si(value: float, unit: str) -> str:

@@ -18,8 +18,8 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.base.dates import EQUAL, LATEST, existed, months_apart
 from perfsim.base.errors import LimitError, PerfsimError
-from perfsim.base.text import number
-from perfsim.base.units import DAY_S, YEAR_S
+from perfsim.base.text import large_word, number
+from perfsim.base.units import TIME_UNITS
 from perfsim.convergence.bill import Bill, Rates
 from perfsim.convergence.critical_batch import LawInputs, critical_batch, steps
 from perfsim.convergence.laws import KAPLAN
@@ -392,18 +392,18 @@ def verb(devices: int, many: str, single: str) -> str:
     return single if devices == 1 else many
 
 
-def time_unit(seconds: float) -> tuple[str, float]:
-    """Years, days or hours, the largest of which there are two, or ten minutes, or seconds; with seconds."""
-    units = (("years", YEAR_S, 2.0), ("days", DAY_S, 2.0), ("hours", 3600.0, 2.0), ("minutes", 60.0, 10.0))
-    return next((unit[:2] for unit in units if seconds >= unit[2] * unit[1]), ("seconds", 1.0))
+def duration(seconds: float, band_s: tuple[float, float] | None = None) -> str:
+    """`25.7 days`, and with a band `25.7 days on the wall (20.1 to 32.4)`."""
+    word, size = next((unit[1:3] for unit in TIME_UNITS if seconds >= unit[3]), ("seconds", 1.0))
+    band = f" on the wall ({' to '.join(number(end / size) for end in band_s)})" if band_s else ""
+    return f"{number(seconds / size)} {word}{band}"
 
 
 def amount(spread: Spread | None, unit: str = "") -> str:
     """`1.23 million USD (0.98 to 1.6)`."""
     if spread is None:
         return "not given"
-    scales = ((1e9, "billion"), (1e6, "million"))
-    scale, word = next((known for known in scales if spread.typical >= known[0]), (1.0, ""))
+    scale, word = large_word(spread.typical)
     middle, low, high = (number(value / scale) for value in (spread.typical, spread.low, spread.high))
     band = f"({low} to {high})" if low != high else ""
     return " ".join(filter(None, [middle, word, unit, band]))

@@ -23,7 +23,7 @@ from perfsim.base.arrays import Floats
 from perfsim.base.dates import EQUAL
 from perfsim.base.errors import InputError, PerfsimError, Problem, attempt
 from perfsim.base.sizes import MOST_DEVICES
-from perfsim.base.text import did_you_mean
+from perfsim.base.text import did_you_mean, large_word
 from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity, quantity_pattern
 from perfsim.catalog import Catalog
 from perfsim.convergence.bill import HOUR_S, JOULES_A_KWH
@@ -148,7 +148,6 @@ FAMILY = "llama31_8b"
 """The model whose family is taken where none is given."""
 SIZE = "model.num_parameters"
 """The size of the model: no field of it, but a shape of its family."""
-_LARGE = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 _REACH = 1e3
 """How far from today's value a number is looked for, as a factor."""
 STEPS = 96
@@ -181,7 +180,7 @@ class _Unknown:
             return written(value)
         if self.dimension is not None:
             return format_quantity(value, self.dimension, 3)
-        scale, word = next((known for known in _LARGE if value >= known[0]), (1.0, ""))
+        scale, word = large_word(value)
         whole = scale == 1.0 and isinstance(value, int)
         rounded = value if whole else float(f"{value / scale:.{self.digits}g}")
         return f"{rounded:,.12g} {word}".strip()

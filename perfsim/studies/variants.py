@@ -31,7 +31,7 @@ from perfsim.studies.answers import (
     shared_caveats,
 )
 from perfsim.studies.atlas import Atlas
-from perfsim.studies.decision import amount, outcome_of, time_unit, verb
+from perfsim.studies.decision import amount, duration, outcome_of, verb
 from perfsim.studies.loading import LAYOUT, VARIANT, Sweep
 from perfsim.studies.spec import digests
 
@@ -380,9 +380,7 @@ class SweepResult:
         first = min(self.feasible, key=lambda point: point.prediction.wall_s)
         reach = verb(first.num_devices, "reach", "reaches")
         taken = outcome_of(first).wall_s
-        _, scale = time_unit(taken.typical)
-        band = f"{number(taken.low / scale)} to {number(taken.high / scale)}"
-        return f"{first.named} {reach} the target first, after {_time(first)} on the wall ({band})."
+        return f"{first.named} {reach} the target first, after {duration(taken.typical, taken.band)}."
 
     @cached_property
     def sentences(self) -> Sequence[str]:
@@ -480,8 +478,7 @@ def _first_at_each(target: Sequence[Series]) -> str:
     """Who of several machines is first to a target, and who with as much power or money an hour."""
     taken = [(point, outcome_of(point)) for member in target for point in member.points]
     first, outcome = min(taken, key=lambda pair: pair[1].wall_s.typical)
-    unit, scale = time_unit(outcome.wall_s.typical)
-    said = [f"{first.named}: first, after {number(outcome.wall_s.typical / scale)} {unit} on the wall"]
+    said = [f"{first.named}: first, after {duration(outcome.wall_s.typical)} on the wall"]
     # Where speed grows in proportion to devices, the first with as much power is who takes least energy.
     kinds = ("power", "energy_kwh", "kWh"), ("money an hour", "money", first.study.prices.currency)
     for words, name, per in kinds:
@@ -531,9 +528,7 @@ def _times(machine: str, points: Sequence[PointResult]) -> str:
 
 def _time(*points: PointResult) -> str:
     """The time on the wall, of several points together."""
-    seconds = sum(point.prediction.wall_s for point in points)
-    unit, scale = time_unit(seconds)
-    return f"{number(seconds / scale)} {unit}"
+    return duration(sum(point.prediction.wall_s for point in points))
 
 
 def _takes(point: PointResult, machine: str) -> str:

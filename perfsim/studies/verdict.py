@@ -8,7 +8,7 @@ from dataclasses import astuple
 
 from perfsim.base.text import number
 from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread, short_names
-from perfsim.studies.decision import SPEED, amount, chance, time_unit, verb
+from perfsim.studies.decision import SPEED, amount, chance, duration, verb
 
 
 def sentence(rows: Sequence[Answer], decision: Decision) -> str:
@@ -18,13 +18,13 @@ def sentence(rows: Sequence[Answer], decision: Decision) -> str:
     wall_s = decision.of(first.label).wall_s
     if not math.isfinite(wall_s.typical):
         return "No candidate reaches the target."
-    unit, scale = time_unit(wall_s.typical)
-    middle, low, high = (number(end / scale) for end in (wall_s.typical, wall_s.low, wall_s.high))
-    when = f"{middle} {unit} on the wall ({low} to {high})"
+    when = duration(wall_s.typical, wall_s.band)
     if rival is None:
         reach = verb(first.num_devices, "reach", "reaches")
         return f"{names[first.label]} {reach} the target after {when}."
-    take = f"{verb(rival.num_devices, 'take', 'takes')} {times(decision.of(rival.label).ratio)} as long"
+    ratio = decision.of(rival.label).ratio
+    times = f"{ratio.typical:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
+    take = f"{verb(rival.num_devices, 'take', 'takes')} {times} as long"
     return (
         f"{names[first.label]} {verb(first.num_devices, 'are', 'is')} first with a probability of "
         f"{chance(decision.sure)}: {when}, while {names[rival.label]} {take}."
@@ -35,11 +35,6 @@ def pair_of(rows: Sequence[Answer], decision: Decision) -> tuple[Answer, Answer 
     """The first on the wall and the one that it is compared with."""
     by_label = {row.label: row for row in rows}
     return by_label[decision.first], by_label.get(decision.rival)
-
-
-def times(ratio: Spread) -> str:
-    """`1.23 times (0.95 to 1.61)`."""
-    return f"{ratio.typical:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def grounds(rows: Sequence[Answer], decision: Decision, eras: Eras | None) -> Mapping[str, str]:
@@ -145,6 +140,4 @@ def _other_layouts(rows: Sequence[Answer], decision: Decision, names: Mapping[st
         }
         first = min(walls_s, key=lambda label: walls_s[label])
         if first != decision.first:
-            unit, scale = time_unit(walls_s[first])
-            when = f"{number(walls_s[first] / scale)} {unit}"
-            yield f"With {words} first after {when}: {names[first]}."
+            yield f"With {words} first after {duration(walls_s[first])}: {names[first]}."

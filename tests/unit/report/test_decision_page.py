@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from types import ModuleType
 
 from hypothesis import HealthCheck, given, settings
@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from perfsim.api.answers import StudyAnswer
 from perfsim.api.questions import values_of
-from perfsim.base.text import number
 from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.studies.answers import StudyResult
-from perfsim.studies.decision import chance, time_unit
+from perfsim.studies.decision import chance, duration
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -30,24 +29,25 @@ def test_head_table_page_json_and_repr_have_the_same_probability_days_and_ratio(
     decision = known.decision
     first = decision.of(decision.first)
     rival = decision.of(decision.rival)
-    unit, scale = time_unit(first.wall_s.typical)
-    middle, low, high = (number(end / scale) for end in astuple(first.wall_s))
+    when = duration(first.wall_s.typical, first.wall_s.band)
+    middle, band = when.split(" on the wall ")
+    narrow = f" {middle.split()[0]} {band.replace(' to ', '-')}"
     said = known.verdict
     assert len(said.split()) <= 35
-    assert f"probability of {chance(first.first)}: {middle} {unit} on the wall ({low} to {high})" in said
+    assert f"probability of {chance(first.first)}: {when}" in said
     assert f"{rival.ratio.typical:.2f} times ({rival.ratio.low:.2f} to {rival.ratio.high:.2f}) as" in said
     lines = study_lines(known)
     assert said in " ".join(lines)
-    assert next(line for line in lines if line.startswith("*")).endswith(f" {middle} ({low}-{high})")
+    assert next(line for line in lines if line.startswith("*")).endswith(narrow)
     page = study_page(known)
     assert page.headline == said
     assert page.scale is not None
-    assert page.scale.texts("Time on the wall to the target")[0] == f"{middle} {unit} ({low} to {high})"
+    assert page.scale.texts("Time on the wall to the target")[0] == f"{middle} {band}"
     table = factory.sections(known)["decision"].table.shown()
     (likely,) = [row[1:] for row in table if row[0] == "first with a probability of"]
     assert likely == [chance(own.first) for own in decision.outcomes]
     (wall,) = [row[1:] for row in factory.sections(known)["verdict"].table.shown() if row[0] == "on the wall"]
-    assert f"{middle} {unit} ({low} to {high})" in wall
+    assert f"{middle} {band}" in wall
     document = study_document(known)
     assert (document["verdict"], document["decision"]["first"]) == (said, decision.first)
     assert document["decision"]["ratio"] == asdict(rival.ratio)

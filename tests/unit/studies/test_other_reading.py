@@ -7,9 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.base.text import number
 from perfsim.prediction.risk import Ranked
-from perfsim.studies.decision import time_unit
+from perfsim.studies.decision import duration
 from perfsim.studies.verdict import grounds
 
 
@@ -27,6 +26,5 @@ def test_another_layout_is_told_where_it_turns_the_order_with_its_own_time(
     assert ("other reading" in lines) == said
     if said:
         (own,) = (row for row in result.decision.outcomes if row.label == last.label)
-        unit, scale = time_unit(own.wall_s.typical / faster)
-        when = f"{number(own.wall_s.typical / faster / scale)} {unit}"
+        when = duration(own.wall_s.typical / faster)
         assert f"With the fastest of all layouts first after {when}: 16 CS-2." in lines["other reading"]
