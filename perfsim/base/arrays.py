@@ -21,4 +21,7 @@ def distinct(codes: Ints | Ids, size: int) -> tuple[Ints, Ints]:
         return found.astype(np.int64), place
     present = np.zeros(size, dtype=np.bool_)
     present[codes] = True
-    return np.flatnonzero(present), (np.cumsum(present) - 1)[codes]
+    found = np.flatnonzero(present)
+    place = np.empty(size, dtype=np.int64)
+    place[found] = np.arange(len(found))
+    return found, place[codes]

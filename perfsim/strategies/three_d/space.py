@@ -579,4 +579,5 @@ def divisors(count: int, free: bool = True) -> list[int]:
     """Divisors in ascending order; only 1 of a degree that is not free."""
     if not free:
         return [1]
-    return [number for number in range(1, count + 1) if count % number == 0]
+    small = [number for number in range(1, math.isqrt(count) + 1) if count % number == 0]
+    return sorted({*small, *(count // number for number in small)})
