@@ -65,6 +65,8 @@ class Atlas:
     """The path of the setting whose values are the levels; empty where they are rates."""
     machines: Mapping[str, tuple[str, float]]
     """By name: its device, and the rate of one with its share of servers."""
+    alone: Mapping[str, str]
+    """By model without a place: the one machine that has a plan for it."""
 
     @classmethod
     def of(cls, targets: Sequence[Sequence[Series]]) -> Atlas | None:
@@ -72,15 +74,16 @@ class Atlas:
 
         Money is compared where every machine has a price, else power; None where not every power is known.
         """
-        points = [point for group in targets for series in group for point in series.points]
-        apart = all(len({series.machine for series in group}) == len(group) > 1 for group in targets)
+        compared = [group for group in targets if len(group) > 1]
+        points = [point for group in compared for series in group for point in series.points]
+        apart = all(len({series.machine for series in group}) == len(group) for group in compared)
         others = {path for point in points for path in point.settings} - {"model", *BATCH_PATHS}
         upward = [path for path in others if len({str(point.settings.get(path)) for point in points}) > 1]
         levels = [point.settings.get(path) for point in points for path in upward]
         numbers = all(isinstance(level, (int, float)) and level > 0 for level in levels)
-        sizes = {point.study.model.name: parameters(point.study.model).total for point in points}
-        several = len({*sizes.values()}) == len(sizes) > 1
-        if not apart or not several or len(upward) > 1 or not numbers:
+        models = {group[0].first.study.model.name: group[0].first.study.model for group in targets}
+        several = len({parameters(model).total for model in models.values()}) == len(models) > 1
+        if not points or not apart or not several or len(upward) > 1 or not numbers:
             return None
         rate, rates = _rates(points)
         if len(rates) < len(points):
@@ -89,7 +92,7 @@ class Atlas:
         rows = np.linspace(ends[0], ends[1], LEVELS).tolist()
         path = "".join(upward)
         names = _names([series for group in targets for series in group])
-        places = [place for group in targets for place in _places(group, names, rates, rate, path, rows)]
+        places = [place for group in compared for place in _places(group, names, rates, rate, path, rows)]
         machines = {
             names[point.strategy, point.system]: (
                 point.candidate.system.device.name,
@@ -98,7 +101,10 @@ class Atlas:
             for point in points
         }
         unit = "kW" if rate == POWER else points[0].study.prices.currency
-        return cls(tuple(places), rate, unit, path, machines)
+        alone = {
+            group[0].first.study.model.name: names[group[0].machine] for group in targets if len(group) == 1
+        }
+        return cls(tuple(places), rate, unit, path, machines, alone)
 
     @property
     def sentence(self) -> str:
@@ -109,7 +115,8 @@ class Atlas:
             counts = [f"{name} at {count}" for name, count in Counter(firsts).most_common()]
             words = SAID.get(reading, f"with as much {reading}")
             said.append(f"{words}: {' and '.join(counts)} of {len(firsts)} places")
-        return f"First {'; '.join(said)}."
+        alone = [f" Only {name} has a plan for {model}." for model, name in self.alone.items()]
+        return f"First {'; '.join(said)}.{''.join(alone)}"
 
     @property
     def published(self) -> list[tuple[str, float, Reached]]:

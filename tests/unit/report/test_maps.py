@@ -70,6 +70,17 @@ def test_machines_of_one_name_are_told_apart_where_one_has_no_plan_for_a_model(t
     assert len([*maps(atlas)]) == 2
 
 
+def test_a_model_that_only_one_machine_can_train_is_named_and_the_others_have_a_map(tmp_path: Path) -> None:
+    gpus = "    - {strategy: tensor, system: dgx-a100-80gb, devices: [8]}\n"
+    wafers = SWEEP[: SWEEP.index("    - strategy")]
+    path = tmp_path / "maps.yaml"
+    path.write_text(f"{wafers}{gpus}  model: [gpt3_xl, gpt3_175b]\n", encoding="utf-8")
+    atlas = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1).atlas
+    assert atlas is not None
+    assert {place.model for place in atlas.places} == {"gpt3_xl"}
+    assert atlas.sentence.endswith(" Only CS-2 has a plan for gpt3_175b.")
+
+
 SLOW = """\
     - strategy: data
       system: {extends: dgx-a100-80gb, name: a, node: {nic: {name: slow, bandwidth: 0.2 GB/s, latency: 1 us}}}
