@@ -1,7 +1,6 @@
 """The network of a machine: its vertices and cables, compiled once to the columns of its edges.
 
-They are given for each distinct part, such as a node with its leaf, with the number of its copies. A graph in
-networkx that was changed is read back into columns.
+They are given for each distinct part, such as a node with its leaf, with the number of its copies.
 """
 
 from __future__ import annotations
@@ -282,30 +281,6 @@ class Topology(ABC):
         twin = type(self)(self.system, self.num_devices)
         vars(twin)["edges"] = replace(edges, bytes_per_s=carried, seconds=seconds, usual=usual)
         return twin
-
-    def with_graph(self, graph: nx.MultiDiGraph[str], *, rate: bool = True) -> Self:
-        """The network that a changed copy of `graph` describes; `rate` as in `with_capacities`.
-
-        An edge that is removed carries nothing. One that is added runs next to the first between its ends:
-        both together have the sum of their capacities and the lower latency. Raises InputError for a cable
-        where the machine has none, since no message takes it.
-        """
-        edges = self.edges
-        carried = np.zeros(len(edges))
-        seconds = np.full(len(edges), np.inf)
-        for a, b, link, data in graph.edges(keys=True, data=True):
-            known = [int(str(key)) for key in self.graph.get_edge_data(a, b, default={})]
-            if not known:
-                raise InputError(
-                    f"no message crosses a cable from {a} to {b}: {self.system.name} has none there"
-                )
-            first = int(link) if link in known else min(known)
-            carried[first] += float(data["bytes_per_s"])
-            seconds[first] = min(seconds[first], float(data["seconds"]))
-        changed = np.flatnonzero(carried != edges.bytes_per_s)
-        capacities = dict(zip(changed.tolist(), carried[changed].tolist(), strict=True))
-        seconds = np.where(np.isinf(seconds), edges.seconds, seconds)
-        return self.with_capacities(capacities, seconds, rate=rate)
 
     @cached_property
     def links_by_ends(self) -> dict[frozenset[str], list[int]]:

@@ -136,12 +136,12 @@ def test_a_degraded_port_limits_the_bytes_that_cross_it(toys: ModuleType, n_byte
 
 def test_a_late_port_delays_every_step_of_a_ring(toys: ModuleType) -> None:
     healthy = a100()
-    graph = healthy.graph.copy()
-    graph.edges["node0/gpu3", "node0/nvswitch", int(healthy.ports[3, 0])]["seconds"] += LATE_S
+    seconds = healthy.edges.seconds.copy()
+    seconds[healthy.ports[3, 0]] += LATE_S
     work = reduction(toys, 1e9)
     late, usual = (
         step_of(topology, (work, "gpu0/nccl"), healthy=healthy).run().step_time_s
-        for topology in (healthy.with_graph(graph), healthy)
+        for topology in (healthy.with_capacities({}, seconds), healthy)
     )
     assert late == pytest.approx(usual + num_steps("all_reduce", 8) * LATE_S, rel=1e-9)
 
