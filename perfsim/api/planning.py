@@ -42,6 +42,9 @@ def plan(
     return PlanAnswer(**values_of(planned))
 
 
+_OF_ENTRY = ("ratio", "ratio_error", "peak_memory_bytes", "memory_left_bytes", "device_hours")
+
+
 @dataclass(frozen=True, repr=False)
 class PlanAnswer(Planned, Reported):
     """The layouts of one machine that may be the fastest, with the reasons why others are not."""
@@ -56,11 +59,7 @@ class PlanAnswer(Planned, Reported):
                 "step_time_s": entry.step_time_s,
                 "low_s": entry.step_time_band_s[0],
                 "high_s": entry.step_time_band_s[1],
-                "ratio": entry.ratio,
-                "ratio_error": entry.ratio_error,
-                "peak_memory_bytes": entry.peak_memory_bytes,
-                "memory_left_bytes": entry.memory_left_bytes,
-                "device_hours": entry.device_hours,
+                **{name: getattr(entry, name) for name in _OF_ENTRY},
             }
             for entry in self.shortlist
         )

@@ -240,9 +240,7 @@ def _wider_bands(planned: Planned) -> Iterator[str]:
 
 def plan_document(planned: Planned, report: str = "") -> dict[str, Any]:
     """The document of `perfsim plan --json`; every quantity is SI and its key names the unit."""
-    question = planned.question
     search = planned.search
-    best = planned.best
     shortlist = []
     for entry in planned.shortlist:
         known = entry.step_document()
@@ -253,19 +251,15 @@ def plan_document(planned: Planned, report: str = "") -> dict[str, Any]:
             known["time_to_accuracy_band_s"] = entry.time.band_s
         shortlist.append(known)
     document: dict[str, Any] = {
-        "model": question.model.name,
-        "system": best.system,
-        "num_devices": question.devices,
-        "strategy": best.strategy,
-        "global_batch_size": best.global_batch_size,
-        "objective": planned.objective,
-        "memory_limit": question.allowed_share,
+        **_members(planned.best, "model", "system", "num_devices", "strategy", "global_batch_size"),
+        "memory_limit": planned.question.allowed_share,
         "screened": search.screening.screened + search.unproven,
         "feasible": search.screening.feasible + search.unproven,
         "shortlist": shortlist,
         "closest_memory_share": planned.closest_share,
         "experiment": None,
-        **_members(planned, "within", "refused", "above_limit", "tried_batches", "nearby", "ranks"),
+        **_members(planned, "objective", "within", "refused", "above_limit"),
+        **_members(planned, "tried_batches", "nearby", "ranks"),
     }
     if experiment := planned.experiment:
         document["experiment"] = _members(experiment, "steps", "ratio", "ratio_error", "device_hours")

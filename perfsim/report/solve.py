@@ -10,19 +10,15 @@ from typing import Any
 from perfsim.report import draw, text
 from perfsim.report.page import Page, Section
 from perfsim.report.table import Cell, Field, Table, document_text, plain
-from perfsim.studies.solve import Condition, Solution, Solved, Tried
+from perfsim.studies.solve import Solution, Solved, Tried
 
 _UNITS = {"power": text.Unit(digits=partial(text.si, unit="W")), "mfu": text.SHARE}
 
 
 def _unit(name: str, solved: Solved) -> text.Unit:
     if name == "memory":  # as the condition is written
-        return text.MEMORY.of(condition.bound for condition in _conditions(solved))
+        return text.MEMORY.of(condition.bound for condition in solved.conditions)
     return text.Unit(solved.currency) if name.startswith("cost") else _UNITS.get(name, text.NUMBER)
-
-
-def _conditions(solved: Solved) -> list[Condition]:
-    return [Condition.read(words, solved.currency) for words in solved.such_that]
 
 
 def _solutions(solved: Solved) -> Table:
@@ -83,7 +79,7 @@ def _curve(solved: Solved) -> Iterator[Section]:
         for trace in own.curve("value", name, own.table.hovers(solved.find, name))
     ]
     rules = [draw.rule(row.value, draw.IDEAL) for row in solved.solutions if row.value is not None]
-    asked = (known for known in _conditions(solved) if known.quantity == name and not known.rival)
+    asked = (known for known in solved.conditions if known.quantity == name and not known.rival)
     bounds = [known.bound / table.unit(name).scale for known in asked]
     rules += [draw.rule(bound, draw.IDEAL, across=True) for bound in bounds]
     x = draw.log_axis(solved.find, table.values("value"))

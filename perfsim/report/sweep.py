@@ -218,29 +218,26 @@ def sweep_text(result: SweepResult, *, report: str = "index.html") -> Iterator[s
 def _summary(result: SweepResult, report: str) -> dict[str, Any]:
     """The document without the points."""
 
-    def as_fast_as(match: Match) -> dict[str, Any]:
+    def as_fast_as(match: Match, **devices: Any) -> dict[str, Any]:
         rival = {"system": match.rival.system, "num_devices": match.rival.num_devices}
-        return {"as_fast_as": rival, "system": match.series.first.system}
+        return {"as_fast_as": rival, "system": match.series.first.system, **devices}
 
-    equals = [
-        as_fast_as(match)
-        | {
-            "num_devices": None if match.fewest is None else match.fewest.num_devices,
-            "possibly": match.possibly,
-            "surely": match.surely,
-        }
-        for match in result.matches
-    ]
-    equal_time = [
-        as_fast_as(match) | {"num_devices": match.equal}
-        for pair in result.equal_times
-        for direction in pair
-        for match in direction
-    ]
+    def fewest(match: Match) -> dict[str, Any]:
+        count = match.fewest and match.fewest.num_devices
+        return as_fast_as(match, num_devices=count, possibly=match.possibly, surely=match.surely)
+
+    matches = [match for pair in result.equal_times for direction in pair for match in direction]
+    spec = result.sweep.spec
     return {
-        **result.head(),
-        "equals": equals,
-        "equal_time": equal_time,
+        "sweep": spec.name,
+        "title": spec.title,
+        "question": spec.question,
+        "study": spec.study.name,
+        "command": result.command,
+        "inputs_digest": result.inputs_digest,
+        "caveats": list(map(asdict, result.caveats)),
+        "equals": list(map(fewest, result.matches)),
+        "equal_time": [as_fast_as(match, num_devices=match.equal) for match in matches],
         "atlas": [] if result.atlas is None else list(map(asdict, result.atlas.places)),
         "verdict": result.verdict,
         "report": report,

@@ -21,7 +21,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.base.dates import EQUAL
-from perfsim.base.errors import InputError, PerfsimError, Problem, attempt
+from perfsim.base.errors import InputError, PerfsimError, attempt
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.text import did_you_mean, large_word
 from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity, quantity_pattern
@@ -116,11 +116,11 @@ class Condition:
         """A condition from its text. Raises InputError with what is allowed and the nearest that is."""
         match = _CONDITION.fullmatch(text)
         if match is None:
-            raise InputError([Problem(f"{text!r} is no condition", help=FORM)])
+            raise InputError(f"{text!r} is no condition", FORM)
         name, candidate, sense, other, rival, number, unit = match.groups()
         _check_quantities(name, other)
         if rival and not candidate:
-            raise InputError([Problem(f"{text!r}: {name} of which candidate?", help=FORM)])
+            raise InputError(f"{text!r}: {name} of which candidate?", FORM)
         if rival:
             return cls(name, candidate, sense, other=other, rival=rival)
         factors = {currency: 1.0, **_FACTORS}
@@ -132,7 +132,7 @@ class Condition:
             value = float(number) * factors[unit]
         else:
             known = ", ".join(filter(None, factors))
-            raise InputError([Problem(f"{text!r}: unknown unit {unit!r}", help=f"known: {known}")])
+            raise InputError(f"{text!r}: unknown unit {unit!r}", f"known: {known}")
         if not 0 < value < math.inf:
             raise InputError(f"{text!r}: the value must be above 0")
         return cls(name, candidate or "", sense, value)
@@ -141,7 +141,7 @@ class Condition:
 def _check_quantities(*names: str) -> None:
     """Raise InputError with the nearest name for one that is no quantity."""
     if wrong := [name for name in names if name and name not in NAMES]:
-        raise InputError([Problem(f"{wrong[0]!r} is no quantity", help=did_you_mean(wrong[0], NAMES))])
+        raise InputError(f"{wrong[0]!r} is no quantity", did_you_mean(wrong[0], NAMES))
 
 
 FAMILY = "llama31_8b"
@@ -254,8 +254,8 @@ def _field(path: str, point: Point) -> _Unknown:
     if count < len(steps):
         names = [*getattr(type(value), "model_fields", ()), *([SIZE] * path.startswith("model."))]
         names += [known for known in _INPUTS if not count and known not in names]
-        help_text = did_you_mean(steps[count], names)
-        raise InputError([Problem(f"--find {path}: `{steps[count]}` is not a field", help=help_text)])
+        said = f"--find {path}: `{steps[count]}` is not a field"
+        raise InputError(said, did_you_mean(steps[count], names))
     annotation = record.model_fields[steps[index]].annotation
     alone = all(isinstance(kind, type) for kind in get_args(annotation))
     span = value if isinstance(value, Range) and alone else None
@@ -270,7 +270,7 @@ def _field(path: str, point: Point) -> _Unknown:
         inside = ", ".join(f"{path}.{name}" for name in getattr(type(value), "model_fields", ()))
         help_text = f"known: {inside}" if inside else f"give a number to begin with: --set {path}=VALUE"
         shown = getattr(value, "name", value)
-        raise InputError([Problem(f"--find {path}: {shown!r} is no number and no choice", help=help_text)])
+        raise InputError(f"--find {path}: {shown!r} is no number and no choice", help_text)
     return _Unknown(path, choices, value, numeric=False)
 
 
@@ -360,6 +360,8 @@ class Solved:
     """Path of the unknown."""
     such_that: tuple[str, ...]
     """The conditions."""
+    conditions: tuple[Condition, ...] = field(repr=False)
+    """The same, as they were read."""
     minimise: str
     """The quantity that the value makes least; empty for the value at which the conditions turn."""
     currency: str
@@ -454,8 +456,7 @@ class _Search:
             found = _amounts(points[of], options[of], at)[name]
             if found is None:
                 needs = "--price SYSTEM=PRICE" if name.startswith("cost") else "its power, and prices.carbon"
-                words = f"{name} of {options[of].system} is not known"
-                raise InputError([Problem(words, help=f"give {needs}")])
+                raise InputError(f"{name} of {options[of].system} is not known", f"give {needs}")
             return found
 
         draws = options[""].draws
@@ -665,7 +666,7 @@ def solve_study(
     conditions = tuple(Condition.read(text, study.prices.currency) for text in such_that)
     _check_quantities(minimise)
     if not (minimise or conditions):
-        raise InputError([Problem("a condition is missing", help=FORM)])
+        raise InputError("a condition is missing", FORM)
     Target.of_study(study)  # no value has an answer without one
     searches = list(_searches(study, find, conditions, minimise, catalog))
     outcomes: dict[int, Any] = {}
@@ -688,11 +689,9 @@ def solve_study(
         raise outcomes[0]
     answered = {id(point): point for rows in tried.values() for known in rows for point in known.points}
     points = tuple(answered.values())
-    spec = loading.SweepSpec(name=study.name, title=study.title, question=study.question, study=study)
-    sweep = SweepResult(loading.Sweep(spec, points), points)
-    return Solved(
-        find, tuple(such_that), minimise, study.prices.currency, tuple(solutions), tried, unknowns, sweep
-    )
+    sweep = SweepResult(replace(loading.Sweep.of(study), points=points), points)
+    asked = (find, tuple(such_that), conditions, minimise, study.prices.currency)
+    return Solved(*asked, tuple(solutions), tried, unknowns, sweep)
 
 
 def study_of(given: Mapping[str, Any], catalog: Catalog, find: str) -> StudySpec:

@@ -436,18 +436,6 @@ class SweepResult:
         """The sentences that answer the sweep's question, the worst caveat last."""
         return " ".join(self.said)
 
-    def head(self) -> dict[str, Any]:
-        """What a document says besides the points."""
-        return {
-            "sweep": self.sweep.name,
-            "title": self.sweep.spec.title,
-            "question": self.sweep.spec.question,
-            "study": self.sweep.spec.study.name,
-            "command": self.command,
-            "inputs_digest": self.inputs_digest,
-            "caveats": [asdict(caveat) for caveat in self.caveats],
-        }
-
     def documents(self) -> Iterator[dict[str, Any]]:
         """The points, each with its bill (hours, energy, carbon, money) or the reasons why it has no plan."""
         for point in self.points:
