@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -120,9 +120,9 @@ class Search:
         if self.question.rank == "proven":
             allowed = self._whole.memory_share <= max(self.question.allowed_share, best.plan.memory_share)
             allowed[self.proven] = False
-            runs["fastest"] = confirmed(self._among("fastest", np.flatnonzero(allowed)), beaten_by=best)[0]
+            runs["fastest"] = _fastest(self._among("fastest", np.flatnonzero(allowed)), beaten_by=best)
         elif not Ranked.of("fastest", best).is_proven:
-            runs["proven"] = confirmed(self._among("proven", self.proven))[0]
+            runs["proven"] = _fastest(self._among("proven", self.proven))
         return tuple(Ranked.of(rank, run) for rank, run in runs.items())
 
     @cached_property
@@ -167,8 +167,10 @@ class Search:
         return _Screened(float(self.estimate_s[index]), plan)
 
 
-def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> list[Evaluation]:
-    """The plans that could be fastest, simulated, fastest first; `beaten_by` is one that is simulated.
+def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> Iterator[Evaluation]:
+    """Simulated plans, each faster than all before it: the last is the fastest.
+
+    `beaten_by` is one that is simulated already, and comes first.
 
     Plans are simulated in the order of their estimates, corrected by what layouts of their kind took, until
     the rest cannot be faster than the best, given the error of the closed form, or until `MOST_CONFIRMED` are
@@ -183,8 +185,10 @@ def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> list[
     left = np.ones(len(indices), dtype=bool)
     tried: Counter[tuple[Hashable, ...]] = Counter()
     weight = searched.weight[indices]
-    runs = [] if beaten_by is None else [(beaten_by.step_time_s * weight_of(beaten_by.plan), beaten_by)]
-    best_s = runs[0][0] if runs else np.inf
+    best_s = np.inf
+    if beaten_by is not None:
+        best_s = beaten_by.step_time_s * weight_of(beaten_by.plan)
+        yield beaten_by
     error_of = np.full(len(indices), ESTIMATE_ERROR)
     for number in range(MOST_CONFIRMED):
         expected_s = searched.estimate_s[indices] * weight * factor
@@ -203,8 +207,9 @@ def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> list[
         if step_s * weight[nearest] < best_s:
             run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph)
             step_s = run.step_time_s
-            runs.append((step_s * weight[nearest], run))
-            best_s = min(best_s, step_s * weight[nearest])
+            if round(step_s * weight[nearest] / best_s, TIE_DIGITS) < 1:
+                best_s = step_s * weight[nearest]
+                yield run
         kind = kinds[nearest]
         alike = np.array([other == kind for other in kinds])
         error = step_s / question.scale / candidate.estimate_s
@@ -214,7 +219,11 @@ def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> list[
         tried[kind] += 1
         if tried[kind] >= MOST_ALIKE:
             left &= ~alike
-    return [run for _, run in sorted(runs, key=lambda known: round(known[0] / best_s, TIE_DIGITS))]
+
+
+def _fastest(searched: Search, beaten_by: Evaluation | None = None) -> Evaluation:
+    """The fastest of some layouts; the graphs of slower ones are not kept."""
+    return deque(confirmed(searched, beaten_by=beaten_by), maxlen=1).pop()
 
 
 def _planned(question: Question, layout: Layout, *, check_memory: bool = True) -> Plan:
@@ -278,7 +287,7 @@ def best_plan(question: Question, *, ranks: bool = False, reported: bool = True)
     if question.layout is not None:
         return evaluated(question, plan_of(question), reported=reported)
     searched = Search(question)
-    best = confirmed(searched)[0]
+    best = _fastest(searched)
     trace = best.step.run(reported=True) if reported else best.trace
     plan = best.plan
     limit = question.allowed_share

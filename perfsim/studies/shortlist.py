@@ -339,8 +339,8 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
 
     question = searched.question
     screening = searched.screening
-    simulated = confirmed(searched)
-    first = simulated[0]
+    simulated = list(confirmed(searched))
+    first = simulated[-1]
     slowest_s = first.step_time_s * (1.0 + ratio_error(first, first))
     runs = {kind(first.plan.layout): first}
     known = {run.plan.layout: run for run in simulated}

@@ -333,12 +333,12 @@ class Passes:
         early = (columns.zero == SHARDED) & (columns.recompute == full)
         keys = (
             *columns.slice_keys,
-            columns.of_schedules("splits_backward").astype(np.int64),
+            columns.of_schedules("splits_backward"),
             np.where(early, len(MODES), columns.recompute),
             columns.pipeline > 1,
             columns.virtual > 1,
         )
-        first, self.of_row = distinct_rows([key.astype(np.int64) for key in keys])
+        first, self.of_row = distinct_rows(keys)
         """The share of every layout."""
         shares = columns.rows(first)
         splits, mode, sends, chunked = (key[first] for key in keys[-4:])

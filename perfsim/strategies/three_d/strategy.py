@@ -92,16 +92,19 @@ class ThreeD:
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         columns, share, fits = self._screened(job, topology)
-        priced = Priced(job, columns.rows(fits), topology, costs)
+        closest = None if fits.all() else columns.layout(int(np.argmin(np.where(fits, np.inf, share))))
+        indivisible = columns.indivisible(topology.num_devices, self.free_degrees) if len(columns) else 0
+        columns = columns.rows(fits)  # all others are many and may go
+        priced = Priced(job, columns, topology, costs)
         return Screening(
-            estimate_layouts_s(priced, np.arange(len(priced.columns)), estimate_steps_s),
+            estimate_layouts_s(priced, np.arange(len(columns)), estimate_steps_s),
             share[fits],
-            priced.columns.layout,
-            len(columns),
-            None if fits.all() else columns.layout(int(np.argmin(np.where(fits, np.inf, share)))),
-            columns.indivisible(topology.num_devices, self.free_degrees) if len(columns) else 0,
+            columns.layout,
+            len(fits),
+            closest,
+            indivisible,
             lambda indices: estimate_layouts_s(priced, indices, path_steps_s),
-            lambda: distinct_rows(priced.columns.kind_keys),
+            lambda: distinct_rows(columns.kind_keys),
         )
 
     def plan(
