@@ -403,11 +403,11 @@ class SweepResult:
                 for machine, steps in self.successions.items()
             )
             return [*effects, f"What the planner changed from {ends}: {policies}."]
-        if any(len({member.machine for member in target}) > 1 for target in self.targets[1:]):
-            summary = [] if self.atlas is None else [self.atlas.sentence]
-            return [*summary, *map(_first_at_each, self.targets)]
         if len(self.targets) > 1:
-            return [_scales(member) for member in self.series[:MAX_SENTENCES]]
+            compared = [target for target in self.targets if len({member.machine for member in target}) > 1]
+            summary = [] if self.atlas is None else [self.atlas.sentence]
+            alone = [] if compared else map(_scales, self.series[:MAX_SENTENCES])
+            return [*summary, *map(_first_at_each, compared), *alone]
         return [self.first_sentence, _matched(self.matches) if self.matches else _scales(self.series[0])]
 
     @property

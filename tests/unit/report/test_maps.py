@@ -75,10 +75,11 @@ def test_a_model_that_only_one_machine_can_train_is_named_and_the_others_have_a_
     wafers = SWEEP[: SWEEP.index("    - strategy")]
     path = tmp_path / "maps.yaml"
     path.write_text(f"{wafers}{gpus}  model: [gpt3_xl, gpt3_175b]\n", encoding="utf-8")
-    atlas = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1).atlas
+    result = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
+    atlas = result.atlas
     assert atlas is not None
     assert {place.model for place in atlas.places} == {"gpt3_xl"}
-    assert atlas.sentence.endswith(" Only CS-2 has a plan for gpt3_175b.")
+    assert result.sentences[0].endswith(" Only CS-2 has a plan for gpt3_175b.")
 
 
 SLOW = """\
