@@ -31,7 +31,7 @@ from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Evaluation, Step, evaluate
-from perfsim.specs.calibration import Dispatcher, RunKind
+from perfsim.specs.calibration import Dispatcher, FusedAttention, RunKind
 from perfsim.specs.hardware import Devices, GpuClusterSpec, LinkProtocol, Release, SystemSpec
 from perfsim.specs.layout import Recompute, layers_of_stages, recompute_of
 from perfsim.specs.model import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
@@ -203,7 +203,7 @@ class CaseTraining(_CaseSpec):
     async_tp: bool | None = None
     cuda_graph: bool | None = None
     compiled: bool | None = None
-    attention_kernel: Literal["synchronous", "asynchronous", "one_block"] | None = None
+    attention_kernel: FusedAttention | None = None
     """Its fused attention, as `attention` of a framework says it; None: as its framework has it."""
     moe_dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] | None = None
     moe_capacity_factor: Annotated[float, *number(0, 1e6)] | None = None

@@ -19,10 +19,11 @@ from perfsim.evidence.left_out import ALL, FEWEST_FAMILIES, LeavingOut
 from perfsim.evidence.production import production_record
 from perfsim.evidence.score import Scored
 from perfsim.prediction import bands
-from perfsim.prediction.bands import SHARDED, BandWidths, Reached, alone, recorded_errors
+from perfsim.prediction.bands import BandWidths, Reached, alone, recorded_errors
 from perfsim.prediction.question import Question
 from perfsim.prediction.risk import degrees_of, settings_of
 from perfsim.specs.layout import ParallelLayout
+from perfsim.strategies.three_d.data import SHARDED
 from perfsim.studies import answers as study_answers
 from perfsim.work.counts import model_flop_per_step, parameters
 

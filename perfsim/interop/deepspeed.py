@@ -16,10 +16,9 @@ from perfsim.interop.huggingface import model_beside
 from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool
 from perfsim.specs.layout import ParallelLayout
+from perfsim.strategies.three_d.data import SHARDED
 
 WIRES = {name: name for name in ("fp32", "fp16", "bf16")}
-SHARDED = 3
-"""The ZeRO stage that shards parameters."""
 MOST_STAGE_OF_AUTOTP = 2
 """AutoTP trains with ZeRO stages up to this one."""
 PLACES = {"cpu": "cpu", "nvme": "nvme"}

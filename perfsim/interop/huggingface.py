@@ -19,6 +19,7 @@ from perfsim.interop import tool
 from perfsim.interop.nearest_model import Nearest
 from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Read, Reading, Row, Tool
+from perfsim.specs.model import LatentAttention
 
 Fields = Mapping[str, Any]
 """Fields of `TransformerConfig` and of `Beyond`. A function reads one after the keys that all families have;
@@ -292,11 +293,10 @@ SHAPE: tuple[Row, ...] = (
 BLOCKS: tuple[Row, ...] = (
     *tool.when(
         lambda settings: settings.has("kv_lora_rank"),
-        Row.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
-        Row.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", needed=True),
-        Row.same("model.latent_attention.qk_nope_head_dim", "qk_nope_head_dim", needed=True),
-        Row.same("model.latent_attention.qk_rope_head_dim", "qk_rope_head_dim", needed=True),
-        Row.same("model.latent_attention.v_head_dim", "v_head_dim", needed=True),
+        *(
+            Row.same(f"model.latent_attention.{name}", name, needed=known.is_required())
+            for name, known in LatentAttention.model_fields.items()
+        ),
     ),
     *tool.experts(
         EXPERTS,

@@ -277,7 +277,7 @@ class Row:
 
         def write(chosen: Chosen) -> int | None:
             bucket_bytes = chosen.job.runtime.grad_bucket
-            of_element = 2 if chosen.job.recipe.reduce_precision in ("bf16", "fp16") else 4
+            of_element = PRECISIONS[chosen.job.recipe.reduce_precision or "fp32"].bytes
             return None if bucket_bytes is None else int(bucket_bytes / of_element)
 
         def read(settings: Settings) -> str | None:

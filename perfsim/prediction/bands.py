@@ -20,6 +20,7 @@ from perfsim.convergence.uncertain import Z_90
 from perfsim.machines import Unknown, machine_of
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
+from perfsim.strategies.three_d.data import SHARDED
 from perfsim.work.counts import parameters
 
 # Which family of published runs is most like a plan: by device, precision, sharding, degrees and sizes.
@@ -31,8 +32,6 @@ from perfsim.work.counts import parameters
 
 ERRORS_RECORD = "accuracy.json"
 RUNS_RECORD = "reached.json"
-SHARDED = 3
-"""The ZeRO stage that shards parameters."""
 SAME_CHIP = 1.02
 """Peaks within this factor belong to one chip."""
 SIXTEEN_BIT: tuple[Precision, ...] = ("fp16", "bf16")

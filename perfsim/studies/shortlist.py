@@ -17,7 +17,6 @@ from perfsim.base.errors import InputError, PerfsimError, PlanError
 from perfsim.base.units import format_quantity, parse_quantity
 from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.prediction.bands import SHARDED
 from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.planner import Search, best_plan, confirmed, divisible
@@ -27,6 +26,7 @@ from perfsim.prediction.risk import Ranked, weight_of
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout, text_of
 from perfsim.strategies import Plan
+from perfsim.strategies.three_d.data import SHARDED
 from perfsim.studies.batches import Target
 from perfsim.studies.executors import Executor
 from perfsim.studies.spec import ConvergenceSpec
