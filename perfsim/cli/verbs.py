@@ -21,7 +21,7 @@ from perfsim.prediction.question import ASKED
 
 if TYPE_CHECKING:
     from perfsim.evidence.left_out import LeavingOut
-    from perfsim.specs.calibration import Calibration
+    from perfsim.specs.calibration import Calibration, RunKind
 
 
 _source_option = options.text("--source", "ID", "Source id of the measurements. [default: the file's name]")
@@ -181,7 +181,7 @@ def _wafer(cases: Path, device: str, source: str) -> list[Calibration]:
     show_default=True,
     help="Kind of the runs.",
 )
-def _convergence(files: tuple[Path, ...], tokens_per_example: float, run_kind: str) -> list[Calibration]:
+def _convergence(files: tuple[Path, ...], tokens_per_example: float, run_kind: RunKind) -> list[Calibration]:
     """Fit E_min and the critical batch to FILES: a CSV, a file of a convergence case, or MLPerf logs.
 
     A CSV has the columns batch and steps (or examples) to the target, or tokens and b_simple (a log of the

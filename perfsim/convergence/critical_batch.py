@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import harmonic_mean
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -85,7 +85,7 @@ class HyperbolaFit:
     b_crit_interval: tuple[float, float]
     """One standard error each way, from the profile of the squared error; not symmetric."""
     batches: tuple[float, ...]
-    run_kind: str = "pre-training"
+    run_kind: RunKind = "pre-training"
     notes: tuple[str, ...] = ()
     e_min_interval: tuple[float, float] = (math.nan, math.nan)
     """E_min at the two ends of B_crit's interval."""
@@ -104,7 +104,7 @@ class HyperbolaFit:
         cls,
         batches: Sequence[float],
         measured: Sequence[float],
-        run_kind: str = "pre-training",
+        run_kind: RunKind = "pre-training",
         *,
         prior: bool = False,
     ) -> HyperbolaFit:
@@ -115,8 +115,6 @@ class HyperbolaFit:
         InputError for a point three times off the fit to the others, NotIdentifiableError for fine-tuning,
         fewer than three batch sizes, too small a range, or an error that leaves B_crit unbounded.
         """
-        if run_kind not in get_args(RunKind):
-            raise InputError(f"unknown kind of run '{run_kind}'; known: {', '.join(get_args(RunKind))}")
         if run_kind == "fine-tuning":
             raise NotIdentifiableError(_FINE_TUNING)
         points = _Points.of(batches, measured, prior=prior)
@@ -184,8 +182,6 @@ class _Points:
     @classmethod
     def of(cls, batches: Sequence[float], measured: Sequence[float], *, prior: bool) -> _Points:
         """Repeats are averaged; InputError for one that is far off their median."""
-        if len(batches) != len(measured):
-            raise InputError(f"{len(batches)} batches but {len(measured)} measured values")
         b = np.asarray(batches, dtype=np.float64)
         e = np.asarray(measured, dtype=np.float64)
         require_positive(batches=b, measured=e)
@@ -242,7 +238,7 @@ class _Points:
         said = f"what the other batches say ({expected:g})"
         _refuse_far(self.batch[worst], math.exp(self.log_e[worst]), expected, said)
 
-    def interval(self, least: float, run_kind: str) -> tuple[float, float]:
+    def interval(self, least: float, run_kind: RunKind) -> tuple[float, float]:
         """B_crit on either side where the error is a variance larger; NotIdentifiableError for none."""
         batch = self.batch
         variance = max(NOISE_FLOOR_LOG**2, least / (batch.size - 2))

@@ -36,20 +36,13 @@ def require_positive(**values: Values) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
-    """An input with its 90 % range; a normal variable in the log, each side with its own width."""
+    """An input of at least 0 with its 90 % range; normal in the log, each side with its own width."""
 
     name: str
     low: float
     typical: float
     high: float
     unit: str = ""
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.low <= self.typical <= self.high < math.inf):
-            raise InputError(
-                f"{self.name}: low {self.low:g}, typical {self.typical:g} and high {self.high:g} must be in "
-                "this order, and not negative"
-            )
 
     def at(self, place: Values) -> Floats:
         """The values so many standard deviations from the typical one."""

@@ -36,7 +36,13 @@ from perfsim.evidence.fitting import read_table, refused, rounded
 from perfsim.interop import mllog
 from perfsim.interop.formats import format_of, measured_document, read
 from perfsim.interop.source import Source
-from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration, FitRecord, MeasuredStep
+from perfsim.specs.calibration import (
+    ClusterCalibration,
+    ConvergenceCalibration,
+    FitRecord,
+    MeasuredStep,
+    RunKind,
+)
 
 _FEWEST = 2
 """Steps that a scale needs: a single one would not show its uncertainty."""
@@ -172,7 +178,7 @@ _NO_LENGTH = "an example is taken to be one token: give --tokens-per-example if 
 
 
 def fit_convergence(
-    paths: Sequence[Path], tokens_per_example: float, run_kind: str = "pre-training"
+    paths: Sequence[Path], tokens_per_example: float, run_kind: RunKind = "pre-training"
 ) -> ConvergenceCalibration:
     """Critical batch and E_min of runs in files, in tokens; InputError or NotIdentifiableError says why."""
     scale = tokens_per_example

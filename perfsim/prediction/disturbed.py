@@ -19,14 +19,12 @@ ALIKE = "all replicas have the same jitter, as separate ones are too many tasks:
 
 
 def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
-    """The evaluation under perturbations, of draws the median one; InputError for what does not exist."""
+    """A healthy evaluation perturbed, of draws the median one; InputError for what does not exist."""
     plan = evaluation.plan
     for straggler in spec.stragglers:
         if straggler.rank >= plan.topology.num_devices:
             last = plan.topology.num_devices - 1
             raise InputError(f"straggler {straggler.rank}: the ranks are 0 to {last}")
-    if evaluation.perturbed is not None:
-        raise InputError("this step is perturbed already")
     topology = plan.topology.degraded({link.link: link.left for link in spec.links})
     replicas = evaluation.graph.width // plan.layout.tensor
     apart = bool(spec.jitter) and replicas * len(evaluation.graph) <= MOST_TASKS

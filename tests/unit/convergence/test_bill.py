@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfsim.base.errors import InputError
 from perfsim.base.units import YEAR_S
 from perfsim.convergence.bill import HOUR_S, Rates
 from perfsim.convergence.uncertain import Z_90, Draws, Uncertain, interval, one_at, typical
@@ -102,8 +101,3 @@ def test_equal_names_are_the_same_draws_and_others_independent_and_combine_in_qu
 def test_one_input_is_moved_and_the_others_stay() -> None:
     moved = one_at("a", 1.0)
     assert (moved("a"), moved("b"), typical("a")) == (1.0, 0.0, 0.0)
-
-
-def test_a_range_out_of_order_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="price: low 2"):
-        Uncertain("price", 2.0, 1.0, 3.0)
