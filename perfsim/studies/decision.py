@@ -206,10 +206,11 @@ class Option:
         return None if values is None else _spread(values, float(getattr(self.typical_bill, name)))
 
 
-def option_of(point: Point, row: Answer, plan: str = "", draws: int = 0) -> Option:
-    """A candidate with its row; `plan` is the label of an option with the same layout and batch."""
+def option_of(point: PointResult, plan: str = "", draws: int = 0) -> Option:
+    """A candidate that has an answer; `plan` is the label of an option with the same layout and batch."""
     study = point.study
     question = point.question
+    row = point.prediction
     system = question.system
     training = point.healthy_run(row.time)
     prices = study.prices_of(point.candidate)
@@ -228,19 +229,17 @@ def option_of(point: Point, row: Answer, plan: str = "", draws: int = 0) -> Opti
     )
 
 
-def decision_of(points: Sequence[Point], rows: Sequence[Answer], draws: int = 0) -> Decision:
-    """The decision between candidates of a study, each with its row."""
+def decision_of(points: Sequence[PointResult], draws: int = 0) -> Decision:
+    """The decision between candidates of a study, all with answers."""
     plans: dict[str, str] = {}
-    options = [
-        option_of(point, row, plans.setdefault(_plan_of(row), row.label), draws)
-        for point, row in zip(points, rows, strict=True)
-    ]
+    labels = [plans.setdefault(_plan_of(point.prediction), point.prediction.label) for point in points]
+    options = [option_of(point, label, draws) for point, label in zip(points, labels, strict=True)]
     return decide(options, points[0].study.prices.currency)
 
 
 def outcome_of(point: PointResult) -> Outcome:
     """What a point of a sweep takes on the wall, in energy and in money, like a candidate of a study."""
-    return decision_of([point], [point.prediction], POINT_DRAWS).outcomes[0]
+    return decision_of([point], POINT_DRAWS).outcomes[0]
 
 
 def _of_production(production: Production) -> Uncertain:
@@ -453,17 +452,16 @@ def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answ
 
 # The first two candidates on equal dates: who was first when, and where the order turns.
 
-Known = tuple[Point, Answer]
 MOST_MONTHS = 12
 """Candidates whose newest parts are further apart are compared on one day as well."""
 
 
-def eras_of(study: StudySpec, pair: Sequence[Known], ask: Callable[[Point], Answer]) -> Eras | None:
+def eras_of(study: StudySpec, pair: Sequence[PointResult], ask: Callable[[Point], Answer]) -> Eras | None:
     """The first on the wall and its rival on equal dates; None where they are at most `MOST_MONTHS` apart."""
     if len(pair) < 2:
         return None
-    (_, first), (_, rival) = pair
-    parts = [newest_part(point.question) for point, _ in pair]
+    first, rival = (point.prediction for point in pair)
+    parts = [newest_part(point.question) for point in pair]
     months = months_apart(*(part.date for part in parts)) if all(part.date for part in parts) else 0
     asked = _Asked(pair, ask)
     if study.as_of == EQUAL:  # also on every day from which one of the two has something new
@@ -486,36 +484,35 @@ def eras_of(study: StudySpec, pair: Sequence[Known], ask: Callable[[Point], Answ
 class _Asked:
     """Two candidates that are asked again on other days, at the batches of their answers."""
 
-    pair: Sequence[Known]
+    pair: Sequence[PointResult]
     ask: Callable[[Point], Answer]
     known: dict[tuple[str, str], Answer] = field(default_factory=dict)
 
     def on(self, day: str) -> Era:
         """Both on a day; PerfsimError where one of them did not exist, or has no plan."""
-        questions = [replace(point.question, as_of=day) for point, _ in self.pair]
+        questions = [replace(point.question, as_of=day) for point in self.pair]
         newest = max((newest_part(question) for question in questions), key=lambda part: part.date)
-        rows = map(self._answer, self.pair, questions)
-        first, rival = (option_of(point, row) for (point, _), row in zip(self.pair, rows, strict=True))
+        first, rival = map(option_of, map(self._answered, self.pair, questions))
         ratio = _wall_ratio(rival, first)
         times_s = (first.typical_s, rival.typical_s)
         return Era(day, newest.name, *times_s, ratio.typical, ratio.band)
 
-    def _answer(self, known: Known, question: Question) -> Answer:
-        """A candidate's answer on the day of a question, computed once for each of its runtimes."""
-        point, row = known
+    def _answered(self, point: PointResult, question: Question) -> PointResult:
+        """A candidate as it answers on the day of a question, asked once for each of its runtimes."""
         runs, ran = (one.machine.software(one.system, one.ran_by).name for one in (question, point.question))
         if runs == ran:
-            return row
+            return point
+        row = point.prediction
         if (row.label, runs) not in self.known:
             changes = {"as_of": question.as_of, "batch_sizes": (row.global_batch_size,)}
             self.known[row.label, runs] = self.ask(Point(point.study.model_copy(update=changes)))
-        return self.known[row.label, runs]
+        return replace(point, answer=self.known[row.label, runs])
 
 
 def _over_dates(day: str, asked: _Asked) -> Eras:
     """Every day that changed something, and the ratio by either choice of day; a limit keeps earlier ones."""
-    (_, first), (_, rival) = asked.pair
-    questions = [point.question for point, _ in asked.pair]
+    first, rival = (point.prediction for point in asked.pair)
+    questions = [point.question for point in asked.pair]
     late = max(measured_days(question)[1] for question in questions)
     days = {day, late}
     parts: list[Part] = []

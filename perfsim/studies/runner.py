@@ -179,14 +179,14 @@ def run_study(
             outcomes.update(finished)
     except LimitError as limit:
         stopped = limit
-    answered: list[tuple[Point, answers.Answer]] = []
+    answered: list[answers.PointResult] = []
     refused: list[tuple[Point, PerfsimError]] = []
     for number, point in enumerate(points):
         outcome = outcomes.get(number, stopped or PerfsimError("was not answered"))
         if isinstance(outcome, PerfsimError):
             refused.append((point, outcome))
         else:
-            answered.append((point, replace(outcome, number=number)))
+            answered.append(answers.PointResult(point.study, answer=replace(outcome, number=number)))
     if stopped and not answered:
         raise stopped
     return _result(spec, answered, _infeasible(points, refused), stopped)
@@ -233,29 +233,27 @@ def _infeasible(
 
 def _result(
     spec: StudySpec,
-    answered: Sequence[tuple[Point, answers.Answer]],
+    answered: Sequence[answers.PointResult],
     infeasible: tuple[answers.Infeasible, ...],
     stopped: LimitError | None,
 ) -> answers.StudyResult:
     target = Target.of_study(spec)
     # A label that several candidates have is followed by the runtime, else by a number.
-    alike = Counter(row.label for _, row in answered)
+    alike = Counter(point.prediction.label for point in answered)
     seen = Counter[str]()
-    rows = []
-    for point, row in answered:
+    points: dict[str, answers.PointResult] = {}
+    for point in answered:
+        row = point.prediction
         runtime = point.candidate.runtime
         words = [row.apart, runtime.name if alike[row.label] > 1 and runtime is not None else ""]
         told = replace(row, apart=", ".join(filter(None, words)))
         seen[told.label] += 1
         if (repeat := seen[told.label]) > 1:
             told = replace(told, apart=", ".join(filter(None, [*words, f"candidate {repeat} of this name"])))
-        rows.append(told)
-    decision = decision_of([point for point, _ in answered], rows)
-    candidates = tuple(
-        replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
-    )
-    points = {row.label: point for (point, _), row in zip(answered, rows, strict=True)}
-    pair = [(points[row.label], row) for row in pair_of(candidates, decision) if row is not None]
+        points[told.label] = replace(point, answer=told)
+    decision = decision_of(list(points.values()))
+    candidates = tuple(replace(points[own.label].prediction, outcome=own) for own in decision.outcomes)
+    pair = [points[row.label] for row in pair_of(candidates, decision) if row is not None]
     dated = eras_of(spec, pair, lambda point: answer_point(point, reported=False))
     # For each strategy and family of published runs, the accuracy of its least similar candidate.
     families: dict[tuple[str, str], Accuracy] = {}

@@ -449,7 +449,7 @@ class _Search:
         made = Tried(value, reason="; ".join(reasons), points=tuple(points.values()))
         if reasons:
             return made
-        options = {name: option_of(point, point.prediction) for name, point in points.items()}
+        options = {name: option_of(point) for name, point in points.items()}
 
         def amount(name: str, of: str, at: Place) -> Any:
             of = of if of in points else ""

@@ -14,6 +14,7 @@ from perfsim.base.errors import PerfsimError
 from perfsim.base.units import DAY_S
 from perfsim.catalog import default_catalog
 from perfsim.studies import solve as solving
+from perfsim.studies.answers import PointResult
 from perfsim.studies.batches import Target
 from perfsim.studies.decision import option_of
 from perfsim.studies.loading import changed_study, priced
@@ -35,7 +36,7 @@ def shares(study: StudySpec, find: str, values: list[Any], quantity: str, bound:
         try:
             changes = {find: (value,) if find == "devices" else value}
             (point,) = changed_study(study, changes, default_catalog()).points
-            option = option_of(point, answer_point(point))
+            option = option_of(PointResult(point.study, answer=answer_point(point)))
         except PerfsimError:
             found.append(0.0)
             continue
@@ -142,7 +143,8 @@ def test_a_value_whose_neighbours_are_refused_is_found_once_without_a_range(stud
 
 def test_a_loss_is_found_though_half_of_it_and_twice_it_are_beyond_its_law(study_of: Make) -> None:
     study = study_of()
-    days = option_of(point := study.points[0], answer_point(point)).typical_s / DAY_S
+    answered = PointResult(study, answer=answer_point(study.points[0]))
+    days = option_of(answered).typical_s / DAY_S
     row, *_ = ps.solve(study, find="recipe.target_loss", such_that=f"days <= {days / 2}").solutions
     assert row.side == "or more"
     assert 0.4 * days < row.quantity["days"] <= days / 2
