@@ -14,8 +14,7 @@ from statistics import linear_regression
 
 import numpy as np
 
-from perfsim.base.errors import InputError, PlanError, UnknownNameError
-from perfsim.convergence.uncertain import require_positive
+from perfsim.base.errors import InputError, PlanError
 
 REACH = 1.5
 """assumed: how far beyond its runs, in parameters and tokens, a law may be used."""
@@ -86,7 +85,6 @@ class LossLaw:
 
     def loss(self, params: float, tokens: float) -> float:
         """Nats per token after `tokens` tokens with `params` parameters."""
-        require_positive(params=params, tokens=tokens)
         divided = self._gain(params) / math.pow(tokens, self.beta)
         return math.pow(self._rest(params) + divided, self.power)
 
@@ -96,7 +94,6 @@ class LossLaw:
 
     def tokens_to_loss(self, loss: float, params: float) -> float:
         """The inverse: D_min, examples at small batch. Raises PlanError for a loss that is not reached."""
-        require_positive(loss=loss, params=params)
         floor = self.smallest_loss(params)
         if loss <= floor:
             raise PlanError(
@@ -220,13 +217,6 @@ LOSS_LAWS: Mapping[str, LossLaw] = {
 }
 """Name in a study's YAML to the law. A new law is one value and one entry here."""
 DEFAULT_LOSS_LAW = BESIROGLU.name
-
-
-def loss_law(name: str) -> LossLaw:
-    """The law of that name; InputError suggests the nearest."""
-    if name not in LOSS_LAWS:
-        raise UnknownNameError("loss law", name, sorted(LOSS_LAWS))
-    return LOSS_LAWS[name]
 
 
 @dataclass(frozen=True)

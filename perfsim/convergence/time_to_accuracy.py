@@ -19,7 +19,6 @@ import numpy as np
 
 from perfsim.base.errors import InputError
 from perfsim.convergence.critical_batch import CriticalBatch, examples, steps
-from perfsim.convergence.uncertain import require_positive
 
 WEAK_BELOW = 0.2
 STRONG_ABOVE = 0.5
@@ -69,7 +68,7 @@ class EqualDevices:
 
 @dataclass(frozen=True, slots=True)
 class TimeToAccuracy:
-    """Time of one machine to the target at one batch; InputError for values that are impossible."""
+    """Time of one machine to the target at one batch; times and tokens are positive."""
 
     batch_tokens: float
     """Tokens of a step."""
@@ -86,15 +85,6 @@ class TimeToAccuracy:
     """Least error of the examples, whatever the critical batch."""
     later_s: tuple[float, ...] = ()
     """Seconds of each later phase, of tokens that are given."""
-
-    def __post_init__(self) -> None:
-        require_positive(
-            step_time_s=self.step_time_s, batch=self.batch_tokens, d_min_tokens=self.d_min_tokens
-        )
-        for name in ("step_time_error", "d_min_error"):
-            error = getattr(self, name)
-            if not 0 <= error < math.inf:
-                raise InputError(f"{name} must be a fraction of at least 0, got {error:g}")
 
     @property
     def examples_tokens(self) -> float:

@@ -12,26 +12,12 @@ from statistics import NormalDist
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.base.errors import InputError
 
 Values = Floats | float
 Z_90 = NormalDist().inv_cdf(0.95)
 """Half-width of a 90 % range in standard deviations."""
 Place = Callable[[str], Values]
 """By the name of an input: standard deviations from its typical value. Inputs of one name move together."""
-
-
-def require_positive(**values: Values) -> None:
-    """Raise InputError, with the name, for a value that is not positive and finite, or an array with one."""
-    for name, value in values.items():
-        if isinstance(value, float | int):  # np.all takes twenty times as long
-            positive = 0 < value < math.inf
-            shown = f"{value:g}"
-        else:
-            positive = bool(np.all(value > 0) and np.all(np.isfinite(value)))
-            shown = str(value)
-        if not positive:
-            raise InputError(f"{name} must be positive and finite, got {shown}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.base.units import DAY_S
-from perfsim.convergence.uncertain import Z_90, Place, Uncertain, Values, require_positive, typical
+from perfsim.convergence.uncertain import Z_90, Place, Uncertain, Values, typical
 from perfsim.specs.wall_clock import (
     CheckpointTier,
     FailureDomain,
@@ -39,7 +39,6 @@ MOST_MTTFS = 60.0
 
 def young_interval_s(write_s: float, mttf_s: float) -> float:
     """Checkpoint interval of least loss, to first order: sqrt(2 delta M) (Young 1974)."""
-    require_positive(write_s=write_s, mttf_s=mttf_s)
     return math.sqrt(2 * write_s * mttf_s)
 
 

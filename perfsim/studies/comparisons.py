@@ -16,7 +16,7 @@ from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.units import Seconds, number
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.convergence.critical_batch import HyperbolaFit, examples
-from perfsim.convergence.laws import SIZES, LossLaw, loss_law, power_law
+from perfsim.convergence.laws import LOSS_LAWS, SIZES, LossLaw, power_law
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.prediction import predict
 from perfsim.prediction.question import Question
@@ -85,7 +85,7 @@ class _LossesSpec(Spec):
 
     def answer(self) -> _Answer:
         """A row a run, and what the law says of the runs."""
-        rows, verdict = self._by_line() if self.law is None else self._by_law(loss_law(self.law))
+        rows, verdict = self._by_line() if self.law is None else self._by_law(LOSS_LAWS[self.law])
         columns = {
             "name": "run", "params": "parameters", "tokens": "tokens", "flop": "FLOP", "loss": "loss",
             "law_loss": "loss\nby law", "error": "difference", "times_flop": "FLOP over\nlaw's FLOP",

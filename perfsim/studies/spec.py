@@ -27,7 +27,7 @@ from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number, refusal
 from perfsim.convergence.critical_batch import LAWS
-from perfsim.convergence.laws import DEFAULT_LOSS_LAW, LOSS_LAWS, SEED_ERROR, LossLaw, loss_law
+from perfsim.convergence.laws import DEFAULT_LOSS_LAW, LOSS_LAWS, SEED_ERROR, LossLaw
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
@@ -238,7 +238,7 @@ class ConvergenceSpec(Spec):
 
     @property
     def of_loss(self) -> LossLaw:
-        return loss_law(self.loss_law) if isinstance(self.loss_law, str) else self.loss_law.law
+        return LOSS_LAWS[self.loss_law] if isinstance(self.loss_law, str) else self.loss_law.law
 
     @model_validator(mode="after")
     def _agrees(self) -> ConvergenceSpec:

@@ -97,22 +97,6 @@ def test_split_of_published_speedups(
     assert devices * math.prod(split) == pytest.approx(speedup)
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "match"),
-    [
-        ("batch", 0.0, "batch must be positive"),
-        ("step_time_s", 0.0, "step_time_s"),
-        ("step_time_s", float("nan"), "step_time_s"),
-        ("d_min_tokens", -1.0, "d_min_tokens"),
-        ("step_time_error", -0.1, "step_time_error"),
-        ("d_min_error", float("inf"), "d_min_error"),
-    ],
-)
-def test_impossible_arguments_are_refused_by_name(argument: str, value: float, match: str) -> None:
-    with pytest.raises(InputError, match=match):
-        at(**{"batch": 1e6, argument: value})
-
-
 SHARES = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
 
 
