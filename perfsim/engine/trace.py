@@ -17,17 +17,6 @@ from perfsim.work import TaskGraph
 from perfsim.work.graph import computes, owners_of
 
 
-class Span(NamedTuple):
-    """One task in time."""
-
-    name: str
-    stream: str
-    category: str
-    start_s: float
-    end_s: float
-    tag: int
-
-
 class Simulated(NamedTuple):
     """What a simulation consisted of."""
 
@@ -97,11 +86,6 @@ class Trace:
         if simulated is not None:
             simulated = simulated._replace(contended_s=simulated.contended_s * factor)
         return Trace(self.graph, self.start_s * factor, self.end_s * factor, simulated)
-
-    def span(self, index: int) -> Span:
-        task = self.graph.task(index)
-        times_s = float(self.start_s[index]), float(self.end_s[index])
-        return Span(task.name, task.stream, task.work.category, *times_s, task.tag)
 
     def device_breakdowns(self) -> dict[str, dict[str, float]]:
         """Every second of the step window of each computing device, by category.

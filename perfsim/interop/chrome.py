@@ -23,7 +23,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.base.files import write_file, writing
-from perfsim.engine.trace import Span, Trace
+from perfsim.engine.trace import Trace
 from perfsim.work import WHOLE_DEVICE, Kind
 from perfsim.work.graph import block_name
 
@@ -199,6 +199,7 @@ class StepTrace:
     """A run of a step to look into or to save."""
 
     run: Trace = field(repr=False)
+    """Start and end of every task of its graph."""
     links: Mapping[int, str] = field(default_factory=dict, repr=False)
     """The kind of link that sets the pace of each class of communication."""
     shares: Shares = field(default_factory=dict, repr=False)
@@ -207,10 +208,6 @@ class StepTrace:
     @property
     def step_time_s(self) -> float:
         return self.run.step_time_s
-
-    def spans(self) -> Iterator[Span]:
-        """Every task with its stream, category, start and end."""
-        return (self.run.span(task) for task in range(len(self.run.graph)))
 
     def save(self, path: str | Path) -> Path:
         """Write it for Perfetto and chrome://tracing; gzipped where the name ends in .gz.
