@@ -37,9 +37,8 @@ _ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps"
 # What page and terminal share.
 
 
-def _candidates_table(named: Sequence[text.Named], decision: answers.Decision) -> Table:
+def _candidates_table(shown: Sequence[answers.Answer], decision: answers.Decision) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
-    shown = [candidate for _, candidate in named]
     unit = text.TIME.of([decision.of(decision.first).wall_s.typical])
     step = text.TIME.of([max((own.step_time_s for own in shown), default=1.0)])
     memory = text.MEMORY.of(own.memory_capacity_bytes for own in shown)
@@ -51,35 +50,35 @@ def _candidates_table(named: Sequence[text.Named], decision: answers.Decision) -
     def is_first(own: answers.Answer) -> bool:
         return own.label == decision.first
 
-    def wall(c: text.Named) -> Cell:
-        taken = decision.of(c.own.label).wall_s
-        return Cell(taken.typical, taken.band, mark=compared and is_first(c.own))
+    def wall(own: answers.Answer) -> Cell:
+        taken = decision.of(own.label).wall_s
+        return Cell(taken.typical, taken.band, mark=compared and is_first(own))
 
-    def best(name: str, c: text.Named) -> Cell:
-        value = getattr(c.own, name)
+    def best(name: str, own: answers.Answer) -> Cell:
+        value = getattr(own, name)
         return Cell(value, mark=compared and value == most[name])
 
     return Table.each(
-        named,
+        shown,
         {
-            "machine": (None, lambda c: Cell(c.name, mark=is_first(c.own))),
-            "layout": (None, lambda c: text.layout_short(c.own.layout)),
-            "batch": (text.COUNT, lambda c: c.own.global_batch_size),
-            "step": (step, lambda c: c.own.step_time_s),
+            "machine": (None, lambda own: Cell(own.short, mark=is_first(own))),
+            "layout": (None, lambda own: text.layout_short(own.layout)),
+            "batch": (text.COUNT, "global_batch_size"),
+            "step": (step, "step_time_s"),
             "MFU": (text.PERCENT, partial(best, "mfu")),
-            "memory": (memory, lambda c: c.own.peak_memory_bytes),
-            "steps": (text.Unit("thousand", 1e3), lambda c: c.own.steps),
+            "memory": (memory, "peak_memory_bytes"),
+            "steps": (text.Unit("thousand", 1e3), "steps"),
             "on the wall": (unit, wall),
             "tokens/s": (text.COUNT, partial(best, "tokens_per_s")),
-            "HFU": (text.PERCENT, lambda c: c.own.hfu),
-            "bubble": (text.PERCENT, lambda c: c.own.bubble_fraction),
-            "exposed communication": (text.PERCENT, lambda c: c.own.exposed_communication_fraction),
+            "HFU": (text.PERCENT, "hfu"),
+            "bubble": (text.PERCENT, "bubble_fraction"),
+            "exposed communication": (text.PERCENT, "exposed_communication_fraction"),
             "share of the memory": (
                 text.PERCENT,
-                lambda c: c.own.peak_memory_bytes / c.own.memory_capacity_bytes,
+                lambda own: own.peak_memory_bytes / own.memory_capacity_bytes,
             ),
-            "strategy": (None, lambda c: c.own.strategy),
-            "settings": (None, lambda c: text.layout_long(c.own.layout)),
+            "strategy": (None, "strategy"),
+            "settings": (None, lambda own: text.layout_long(own.layout)),
         },
         "MFU counts the FLOPs of the model, HFU also those of recomputation. Memory is per device. A star "
         "marks the best.",
@@ -138,7 +137,8 @@ def study_lines(result: answers.StudyResult) -> list[str]:
     )
     of = result.decision.of
     fastest = sorted(result.candidates, key=lambda own: of(own.label).wall_s.typical)[:MOST_CANDIDATES]
-    kept = [text.Named(own.label, own) for own in result.candidates if own in fastest][:MOST_CANDIDATES]
+    kept = [own for own in result.candidates if own in fastest][:MOST_CANDIDATES]
+    kept = [replace(own, short=own.label) for own in kept]  # there is room for the whole label
     table = _candidates_table(kept, result.decision).only(*_ON_A_TERMINAL)
     # The first has the only mark.
     rows = [[row[0], *(replace(cell, mark=False) for cell in row[1:])] for row in table.rows]
@@ -180,13 +180,14 @@ def _notes(result: answers.StudyResult) -> Iterator[str]:
             frameworks.setdefault(own.training.settings, {})[ran] = None
     for settings, names in frameworks.items():
         yield f"trained by {settings}; {', '.join(names)}"
-    for name, own in text.named(result.candidates):
+    for own in result.candidates:
         rows = text.ranks(own.ranks)
         # A proven layout that is also the fastest of all needs no line.
-        yield from (f"{name}: {rank}: {words}" for rank, words in rows if rank != "proven" or len(rows) > 1)
+        shown = [row for row in rows if row[0] != "proven" or len(rows) > 1]
+        yield from (f"{own.short}: {rank}: {words}" for rank, words in shown)
     yield wall_sentence(result.candidates)
-    for name, own in text.named(result.candidates):
-        yield from (f"{name}: {part.how}" for part in own.whole_run[-1:])
+    for own in result.candidates:
+        yield from (f"{own.short}: {part.how}" for part in own.whole_run[-1:])
     yield _perturbed_line(result)
     yield _verified_line(result)
     for item in result.infeasible[:_MOST_INFEASIBLE]:
@@ -200,7 +201,6 @@ def _notes(result: answers.StudyResult) -> Iterator[str]:
 
 def study_page(result: answers.StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
     """The report of a study, with the candidates' traces in files of these names next to it."""
-    named = text.named(result.candidates)
     sections = [
         _why(result),
         _candidates(result),
@@ -218,7 +218,7 @@ def study_page(result: answers.StudyResult, *, trace_names: Sequence[str] = ()) 
         study_figures.memory(result),
         *_caveats(result, "memory", "memory"),
         study_figures.network(result),
-        *study_figures.timelines(named, trace_names),
+        *study_figures.timelines(result.candidates, trace_names),
         *study_figures.tornados(result.decision),
         *_basis(result),
         *_caveats(result, "question", "the question"),
@@ -250,37 +250,37 @@ def _scale(result: answers.StudyResult) -> Table:
     """All candidates, fastest first, with what they cost."""
     decision = result.decision
 
-    def time(c: text.Named) -> Cell:
-        own = decision.of(c.own.label)
+    def time(candidate: answers.Answer) -> Cell:
+        own = decision.of(candidate.label)
         money = amount(own.money, decision.currency) if own.money else ""
         return Cell(own.wall_s.typical, own.wall_s.band, money, mark=own.label == decision.first)
 
-    columns: dict[str, Field[text.Named]] = {
-        "candidate": (None, "name"),
+    columns: dict[str, Field[answers.Answer]] = {
+        "candidate": (None, "short"),
         "Time on the wall to the target": (text.TIME, time),
     }
-    return Table.each(text.named(result.candidates), columns).sorted("Time on the wall to the target")
+    return Table.each(result.candidates, columns).sorted("Time on the wall to the target")
 
 
 def _why(result: answers.StudyResult) -> Section:
-    def besides(c: text.Named) -> str | None:
-        shares = [(s / c.own.step_time_s, part) for part, s in c.own.why.parts_s.items() if part != "compute"]
+    def besides(own: answers.Answer) -> str | None:
+        shares = [(s / own.step_time_s, part) for part, s in own.why.parts_s.items() if part != "compute"]
         return ", ".join(f"{part} {text.percent(s)}" for s, part in sorted(shares, reverse=True)) or None
 
-    def hidden(c: text.Named) -> Cell | None:
-        roof = c.own.why.streaming_roof
+    def hidden(own: answers.Answer) -> Cell | None:
+        roof = own.why.streaming_roof
         return Cell(roof.hidden_from_tokens, note=f"({text.integer(roof.formula_tokens)})") if roof else None
 
     table = Table.each(
-        text.named(result.candidates),
+        result.candidates,
         {
-            "candidate": (None, "name"),
-            "limited by": (None, lambda c: c.own.why.cause),
-            "compute": (text.SHARE, lambda c: c.own.why.parts_s.get("compute", 0.0) / c.own.step_time_s),
+            "candidate": (None, "short"),
+            "limited by": (None, "why.cause"),
+            "compute": (text.SHARE, lambda own: own.why.parts_s.get("compute", 0.0) / own.step_time_s),
             "besides compute": (None, besides),
-            "tokens": (text.COUNT, "own.why.streaming_roof.tokens"),
+            "tokens": (text.COUNT, "why.streaming_roof.tokens"),
             "tokens to hide weights": (text.COUNT, hidden),
-            "nearest remedy": (None, lambda c: c.own.why.remedy),
+            "nearest remedy": (None, "why.remedy"),
         },
         "Shares of the step; only waits that nothing hides count. Tokens are per micro-batch and system; in "
         "parentheses e P b / (2 B), what arithmetic alone would need to hide the weights.",
@@ -293,19 +293,19 @@ def _why(result: answers.StudyResult) -> Section:
 
 def _ranks(result: answers.StudyResult) -> Iterator[Section]:
     """The proven layout and the fastest of each candidate that was planned on GPUs."""
-    rows = [(name, own, ranked) for name, own in text.named(result.candidates) for ranked in own.ranks]
+    rows = [(own, ranked) for own in result.candidates for ranked in own.ranks]
     table = Table.each(
         rows,
         {
-            "candidate": (None, lambda row: row[0]),
-            "rank": (None, lambda row: row[2].rank),
-            "step": (text.TIME, lambda row: Cell(row[2].step_time_s, row[2].band_s)),
+            "candidate": (None, lambda row: row[0].short),
+            "rank": (None, lambda row: row[1].rank),
+            "step": (text.TIME, lambda row: Cell(row[1].step_time_s, row[1].band_s)),
             "healthy steps to the target": (
                 text.TIME,
-                lambda row: row[1].time_to_accuracy_s * row[2].step_time_s / row[1].step_time_s,
+                lambda row: row[0].time_to_accuracy_s * row[1].step_time_s / row[0].step_time_s,
             ),
-            "layout": (None, lambda row: row[2].layout),
-            "not published": (None, lambda row: "; ".join(row[2].novelty) or None),
+            "layout": (None, lambda row: row[1].layout),
+            "not published": (None, lambda row: "; ".join(row[1].novelty) or None),
         },
         "Proven: differs from published runs by at most one of schedule, ZeRO stage, recompute, class of "
         "precision and generation of chips, with published degrees of tp, cp and ep.",
@@ -327,7 +327,7 @@ def _candidates(result: answers.StudyResult) -> Section:
     return Section(
         "The candidates in figures",
         " ".join(words),
-        table=_candidates_table(text.named(result.candidates), result.decision).only(*_ON_A_PAGE).turned(),
+        table=_candidates_table(result.candidates, result.decision).only(*_ON_A_PAGE).turned(),
         slug="verdict",
         short="Candidates",
     )
@@ -337,7 +337,7 @@ def _decision(result: answers.StudyResult) -> Iterator[Section]:
     """When, for how much and how surely: a column for each candidate, the most probable first marked."""
     decision = result.decision
     outcomes = decision.outcomes
-    names = {own.label: c.name for own, c in zip(outcomes, text.named(result.candidates), strict=True)}
+    names = {own.label: own.short for own in result.candidates}
     unit = text.TIME.of([min(own.wall_s.typical for own in outcomes)])
 
     def money(values: Iterable[float]) -> text.Unit:
@@ -386,32 +386,32 @@ def _decision(result: answers.StudyResult) -> Iterator[Section]:
         yield Section("Break-even prices", lead, table=table, slug="break-even", level=3)
 
 
-def _like_table(named: Sequence[text.Named], decision: answers.Decision) -> Table:
+def _like_table(shown: Sequence[answers.Answer], decision: answers.Decision) -> Table:
     """What a device and a billion tokens take, and each machine at the power, price or time of the first."""
     unit = text.TIME.of([decision.of(decision.first).wall_s.typical])
 
-    def of(name: str, c: text.Named) -> float:
-        value = getattr(decision.of(c.own.label), name)
+    def of(name: str, own: answers.Answer) -> float:
+        value = getattr(decision.of(own.label), name)
         return math.nan if value is None else value
 
     columns: dict[str, Any] = {
-        "machine": (None, "name"),
-        "tokens/s per device": (text.COUNT, lambda c: c.own.tokens_per_s / c.own.num_devices),
-        "device-days": (text.COUNT, lambda c: decision.of(c.own.label).device_hours.typical / 24),
+        "machine": (None, "short"),
+        "tokens/s per device": (text.COUNT, lambda own: own.tokens_per_s / own.num_devices),
+        "device-days": (text.COUNT, lambda own: decision.of(own.label).device_hours.typical / 24),
         "kWh per billion tokens": (text.NUMBER, partial(of, "energy_kwh_per_1e9_tokens")),
         f"{decision.currency} per billion tokens": (text.NUMBER, partial(of, "cost_per_1e9_tokens")),
         "time at equal power": (unit, partial(of, "equal_power_s")),
         "time at equal price": (unit, partial(of, "equal_price_s")),
         "devices for equal time": (text.NUMBER, partial(of, "equal_time_devices")),
     }
-    return Table.each(named, columns, f"{MISSING}: an input is not given.")
+    return Table.each(shown, columns, f"{MISSING}: an input is not given.")
 
 
-def _like_lines(named: Sequence[text.Named], decision: answers.Decision) -> list[str]:
+def _like_lines(shown: Sequence[answers.Answer], decision: answers.Decision) -> list[str]:
     """The same on a terminal where machines differ, without the columns that nothing is known of."""
     if not decision.rival:
         return []
-    table = replace(_like_table(named, decision), caption="")
+    table = replace(_like_table(shown, decision), caption="")
     known = [
         column.name
         for column, *cells in zip(table.columns, *table.rows, strict=True)
@@ -423,7 +423,7 @@ def _like_lines(named: Sequence[text.Named], decision: answers.Decision) -> list
 
 def _like_with_like(result: answers.StudyResult) -> Iterator[Section]:
     """Machines of unlike size, at the power, price or time of the first."""
-    table = _like_table(text.named(result.candidates), result.decision).turned()
+    table = _like_table(result.candidates, result.decision).turned()
     lead = (
         "Compares machines of unlike size: time on the wall with as much power, or as much money an hour, "
         "as the first, and how many devices would be as fast as it. Speed is taken in proportion to devices; "
@@ -440,7 +440,7 @@ def _laws(result: answers.StudyResult) -> Iterator[Section]:
     """One row a law: its critical batch, each candidate's best batch and time, the first one marked."""
     if len(result.laws) < 2:
         return
-    names = {own.label: name for name, own in text.named(result.candidates)}
+    names = {own.label: own.short for own in result.candidates}
     firsts = list(dict.fromkeys(names[answer.first] for answer in result.laws))
     agree = f"All put {firsts[0]} first."
     if len(firsts) > 1:
@@ -474,18 +474,18 @@ def _laws(result: answers.StudyResult) -> Iterator[Section]:
 
 def _whole_run(result: answers.StudyResult) -> Section:
     """The parts of the wall clock of each candidate whose study names one, the whole run last."""
-    named = [c for c in text.named(result.candidates) if c.own.whole_run]
-    parts = list(dict.fromkeys(part.name for c in named for part in c.own.whole_run))
+    shown = [own for own in result.candidates if own.whole_run]
+    parts = list(dict.fromkeys(part.name for own in shown for part in own.whole_run))
     parts.sort(key=lambda part: part == "whole run")
 
-    def takes(part: str, c: text.Named) -> Cell | None:
-        own = next((own for own in c.own.whole_run if own.name == part), None)
+    def takes(part: str, candidate: answers.Answer) -> Cell | None:
+        own = next((own for own in candidate.whole_run if own.name == part), None)
         if own is None:
             return None
         band_s = (own.low_s, own.high_s) if own.low_s < own.high_s else None
         return Cell(own.typical_s, band_s, f"\u00b7 {own.how}" if own.how else "")
 
-    columns: dict[str, Field[text.Named]] = {part: (text.TIME, partial(takes, part)) for part in parts}
+    columns: dict[str, Field[answers.Answer]] = {part: (text.TIME, partial(takes, part)) for part in parts}
     lead = (
         "Helps to plan: queue, compilation, loading, checkpoints, failures and stragglers come on top of the "
         "time to the target above. Each part is a typical value with the observed range in parentheses; the "
@@ -495,16 +495,18 @@ def _whole_run(result: answers.StudyResult) -> Section:
     return Section(
         "The whole run",
         lead,
-        table=Table.each(named, {"": (None, "name"), **columns}).turned(),
+        table=Table.each(shown, {"": (None, "short"), **columns}).turned(),
         slug="whole-run",
     )
 
 
 def _basis(result: answers.StudyResult) -> Iterator[Section]:
     """What the answer rests on: plans, inputs and published runs."""
-    named = text.named(result.candidates)
     # The plan stands next to its first remark only.
-    rows = [("" if number else c.name, note) for c in named for number, note in enumerate(c.own.notes)]
+    candidates = result.candidates
+    rows = [
+        ("" if number else own.short, note) for own in candidates for number, note in enumerate(own.notes)
+    ]
     lead = "What to know before a plan is used: where its state is kept, safer choices."
     remarks = Table.of(("plan", "remark"), rows)
     yield Section("Remarks on the plans", lead, table=remarks, slug="remarks", short="Remarks")

@@ -39,15 +39,15 @@ def batch(result: StudyResult) -> Section:
     if laws:
         lead += f" Starting points from published laws: {', '.join(laws)}."
 
-    def time(pair: tuple[text.Named, BatchPoint]) -> Cell:
-        (_, own), point = pair
+    def time(pair: tuple[Answer, BatchPoint]) -> Cell:
+        own, point = pair
         best = point.global_batch_size == own.global_batch_size
         return Cell(point.time_to_accuracy_s, point.time_to_accuracy_band_s, mark=best)
 
     table = Table.each(
-        [(c, point) for c in text.named(result.candidates) for point in c.own.batch_curve],
+        [(own, point) for own in result.candidates for point in own.batch_curve],
         {
-            "candidate": (None, lambda pair: pair[0].name),
+            "candidate": (None, lambda pair: pair[0].short),
             "batch (sequences)": (text.COUNT, lambda pair: pair[1].global_batch_size),
             "batch (tokens)": (text.LARGE, lambda pair: pair[1].batch_tokens),
             "step": (text.TIME, lambda pair: pair[1].step_time_s),
@@ -111,16 +111,16 @@ def loss(result: StudyResult) -> Iterator[Section]:
     if len(result.losses) < 2:
         return
 
-    def at(row: tuple[text.Named, float, float]) -> Cell:
-        c, share, _ = row
-        wall = result.decision.of(c.own.label).wall_s
+    def at(row: tuple[Answer, float, float]) -> Cell:
+        own, share, _ = row
+        wall = result.decision.of(own.label).wall_s
         return Cell(share * wall.typical, (share * wall.low, share * wall.high))
 
     unit = text.TIME.of(own.wall_s for own in result.candidates)
     table = Table.each(
-        [(c, *point) for c in text.named(result.candidates) for point in result.losses],
+        [(own, *point) for own in result.candidates for point in result.losses],
         {
-            "candidate": (None, lambda row: row[0].name),
+            "candidate": (None, lambda row: row[0].short),
             "share of the run": (text.SHARE, lambda row: row[1]),
             "on the wall": (unit, at),
             "loss": (text.RATIO, lambda row: row[2]),
@@ -149,7 +149,7 @@ def over_dates(result: StudyResult) -> Iterator[Section]:
     eras = result.eras
     if eras is None or len(eras.eras) < 2:
         return
-    names = {own.label: name for name, own in text.named(result.candidates)}
+    names = {own.label: own.short for own in result.candidates}
     first = names[eras.first]
     rival = names[eras.rival]
     unit = text.TIME.of(era.first_s for era in eras.eras)
@@ -203,7 +203,7 @@ def _ratio_by_day(table: Table, eras: Eras) -> go.Figure:
 def step(result: StudyResult) -> Section:
     """The parts of the step of every candidate."""
     return where_steps_go(
-        [(name, own.step_time_s, own.breakdown_s, "") for name, own in text.named(result.candidates)],
+        [(own.short, own.step_time_s, own.breakdown_s, "") for own in result.candidates],
         "Shows what to improve first: the widest part that is not compute is what a faster link, another "
         "layout or more micro-batches could save.",
     )
@@ -297,11 +297,11 @@ def _parts(groups: Iterable[Mapping[str, float]]) -> list[str]:
 def memory(result: StudyResult) -> Section:
     """Every place with its parts, total and capacity; neighbours that hold exactly the same share a row."""
     rows: list[tuple[str, str, MemoryUse]] = []
-    for name, candidate in text.named(result.candidates):
+    for candidate in result.candidates:
         for _, alike in groupby(candidate.memory, lambda bar: (bar.parts_bytes, bar.capacity_bytes)):
             first, *others = alike
             holder = f"{first.place} to {others[-1].place.split(' ')[-1]}" if others else first.place
-            rows.append((name, holder, first))
+            rows.append((candidate.short, holder, first))
     parts = _parts(bar.parts_bytes for *_, bar in rows)
     names = [text.human(part) for part in parts]
     cells = []
@@ -357,8 +357,8 @@ def network(result: StudyResult) -> Section:
     table = Table.of(
         {"candidate": None, "kind of link": None, "mean": text.SHARE, "peak": text.SHARE},
         (
-            (name, _KINDS.get(kind, text.human(kind)), use.mean, use.peak)
-            for name, own in text.named(result.candidates)
+            (own.short, _KINDS.get(kind, text.human(kind)), use.mean, use.peak)
+            for own in result.candidates
             for kind, use in sorted(own.utilisation.items(), key=lambda item: order.index(item[0]))
         ),
         "Mean: bytes of the step over what all links of the kind could carry in it, in both directions. "
@@ -390,18 +390,18 @@ _OUTLINED = 150
 
 
 def timelines(
-    named: Sequence[text.Named], trace_names: Sequence[str] = (), most_bars: int = _MAX_BARS
+    candidates: Sequence[Answer], trace_names: Sequence[str] = (), most_bars: int = _MAX_BARS
 ) -> Iterator[Section]:
     """A tab for each candidate's step, with the file of its trace; nothing where no tasks are known."""
-    files = [*trace_names, *[""] * (len(named) - len(trace_names))]
-    shown = [(name, own, file) for (name, own), file in zip(named, files, strict=True) if own.timeline]
+    files = [*trace_names, *[""] * (len(candidates) - len(trace_names))]
+    shown = [(own, file) for own, file in zip(candidates, files, strict=True) if own.timeline]
     if shown:
         lead = (
             "Shows why a step takes as long as it does: gaps in a compute stream are waits, and the streams "
             "above or below show what it waits for. Drag to zoom, double-click to return."
         )
         yield Section("Timeline of a step", lead, slug="timeline", short="Timeline")
-    for index, (name, own, file) in enumerate(shown):
+    for index, (own, file) in enumerate(shown):
         bars = grouped(own.timeline, most_bars // len(shown))
         notes = []
         tasks = sum(bar.tasks for bar in bars)
@@ -417,7 +417,7 @@ def timelines(
         if own.simulated is not None:
             notes.append(f"Simulated: {text.simulated(own.simulated)}.")
         yield Section(
-            name,
+            own.short,
             "",
             _timeline(own, bars),
             _timeline_table(own),
@@ -617,7 +617,7 @@ class StudyFigures:
 
     def timeline(self, candidate: int = 0) -> go.Figure:
         """One step of a candidate, task by task."""
-        named = text.named(self.result.candidates)
-        if not 0 <= candidate < len(named):
-            raise InputError(f"candidate {candidate}: the candidates are 0 to {len(named) - 1}")
-        return list(timelines([named[candidate]]))[-1].figure
+        candidates = self.result.candidates
+        if not 0 <= candidate < len(candidates):
+            raise InputError(f"candidate {candidate}: the candidates are 0 to {len(candidates) - 1}")
+        return list(timelines([candidates[candidate]]))[-1].figure

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfsim.base.text import MISSING, large_word, number
 from perfsim.base.units import GIB, TIME_UNITS
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
     from perfsim.prediction.risk import Ranked
     from perfsim.prediction.verification import SamplingSummary
-    from perfsim.studies.answers import Answer, SharedCaveat
+    from perfsim.studies.answers import SharedCaveat
 
 
 Item = TypeVar("Item")
@@ -218,21 +218,6 @@ def _setting(value: Any) -> str:
 def human(name: str) -> str:
     """`tensor_communication` -> `tensor communication`; a unit suffix is dropped."""
     return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
-
-
-class Named(NamedTuple):
-    """A candidate under the name that it is shown by."""
-
-    name: str
-    own: Answer
-
-
-def named(candidates: Sequence[Answer]) -> list[Named]:
-    """Each candidate behind its machine where no other has the same, else its label, numbered if need be."""
-    from perfsim.studies.answers import short_names  # `perfsim show` needs texts, but no NumPy
-
-    short = short_names(candidates)
-    return list(map(Named, numbered((short[own.label] for own in candidates), "{} ({})"), candidates))
 
 
 def numbered(names: Iterable[str], again: str) -> list[str]:

@@ -117,6 +117,8 @@ class Answer(Prediction):
     """The matrix products of its step that were executed."""
     apart: str = ""
     """What tells it from other candidates of this machine and strategy: its given layout, or a number."""
+    short: str = ""
+    """What its study calls it: its machine where no other candidate has the same, else its label."""
     outcome: Outcome | None = field(default=None, repr=False)
     """What it takes on the wall, in money and in energy, from the draws of the study's decision."""
 
@@ -228,10 +230,12 @@ class PointResult(Point):
         return next((setting_text(self.settings[path]) for path in BATCH_PATHS if path in self.settings), "")
 
 
-def short_names(rows: Sequence[Answer]) -> dict[str, str]:
-    """By label, the machine of each row where no other row has it, else the label."""
-    machines = [row.machine for row in rows]
-    return {row.label: row.machine if machines.count(row.machine) == 1 else row.label for row in rows}
+def named(rows: Sequence[Answer]) -> tuple[Answer, ...]:
+    """The candidates of a study with their short names."""
+    alike = listed((row.machine, row) for row in rows)
+    return tuple(
+        replace(row, short=row.machine if len(alike[row.machine]) == 1 else row.label) for row in rows
+    )
 
 
 Called = TypeVar("Called", Answer, Point)

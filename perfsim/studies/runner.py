@@ -252,7 +252,8 @@ def _result(
             told = replace(told, apart=", ".join(filter(None, [*words, f"candidate {repeat} of this name"])))
         points[told.label] = replace(point, answer=told)
     decision = decision_of(list(points.values()))
-    candidates = tuple(replace(points[own.label].prediction, outcome=own) for own in decision.outcomes)
+    outcomes = ((points[own.label].prediction, own) for own in decision.outcomes)
+    candidates = answers.named([replace(row, outcome=own) for row, own in outcomes])
     pair = [points[row.label] for row in pair_of(candidates, decision) if row is not None]
     dated = eras_of(spec, pair, lambda point: answer_point(point, reported=False))
     # For each strategy and family of published runs, the accuracy of its least similar candidate.

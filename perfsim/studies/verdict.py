@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 
 from perfsim.base.text import number
-from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread, short_names
+from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread
 from perfsim.studies.decision import SPEED, amount, chance, duration, verb
 
 
 def sentence(rows: Sequence[Answer], decision: Decision) -> str:
     """Who is first, how surely, when, and how much longer the rival takes on the wall; at most 35 words."""
-    names = short_names(rows)
     first, rival = pair_of(rows, decision)
     wall_s = decision.of(first.label).wall_s
     if not math.isfinite(wall_s.typical):
@@ -21,13 +20,13 @@ def sentence(rows: Sequence[Answer], decision: Decision) -> str:
     when = duration(wall_s.typical, wall_s.band)
     if rival is None:
         reach = verb(first.num_devices, "reach", "reaches")
-        return f"{names[first.label]} {reach} the target after {when}."
+        return f"{first.short} {reach} the target after {when}."
     ratio = decision.of(rival.label).ratio
     times = f"{ratio.typical:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
     take = f"{verb(rival.num_devices, 'take', 'takes')} {times} as long"
     return (
-        f"{names[first.label]} {verb(first.num_devices, 'are', 'is')} first with a probability of "
-        f"{chance(decision.sure)}: {when}, while {names[rival.label]} {take}."
+        f"{first.short} {verb(first.num_devices, 'are', 'is')} first with a probability of "
+        f"{chance(decision.sure)}: {when}, while {rival.short} {take}."
     )
 
 
@@ -40,7 +39,7 @@ def pair_of(rows: Sequence[Answer], decision: Decision) -> tuple[Answer, Answer 
 def grounds(rows: Sequence[Answer], decision: Decision, eras: Eras | None) -> Mapping[str, str]:
     """The lines below the sentence, by what they tell: why, rests on, costs, other reading."""
     first, rival = pair_of(rows, decision)
-    names = short_names(rows)
+    names = {row.label: row.short for row in rows}
     lines = {"costs": _costs(decision, names)}
     even = Spread(1.0, 1.0, 1.0)
     alike = [row.label for row in rows if row is not first and decision.of(row.label).ratio == even]
@@ -48,7 +47,7 @@ def grounds(rows: Sequence[Answer], decision: Decision, eras: Eras | None) -> Ma
     lines["why"] = same
     if rival is not None:
         lines["why"] = " ".join(filter(None, [_why(first, rival, decision), same]))
-        lines["rests on"] = _rests_on(first, rival, decision, names)
+        lines["rests on"] = _rests_on(first, rival, decision)
     readings = [*_other_layouts(rows, decision, names), *([eras.sentence] if eras else [])]
     lines["other reading"] = " ".join(readings)
     return {name: lines[name] for name in ("why", "rests on", "costs", "other reading") if lines.get(name)}
@@ -75,7 +74,7 @@ def _why(first: Answer, rival: Answer, decision: Decision) -> str:
     return "; ".join(f"{factor:.2f} times by {what}" for factor, what in terms if round(factor, 2) != 1) + "."
 
 
-def _rests_on(first: Answer, rival: Answer, decision: Decision, names: Mapping[str, str]) -> str:
+def _rests_on(first: Answer, rival: Answer, decision: Decision) -> str:
     """The input that is nearest to turning the order, with the value at which it does."""
     said = ""
     if len({outcome.basis for outcome in decision.outcomes}) > 1:
@@ -92,11 +91,11 @@ def _rests_on(first: Answer, rival: Answer, decision: Decision, names: Mapping[s
         if nearest.name in (f"{SPEED}{row.system}, shared", f"{SPEED}{row.label}"):
             limits = (f"{100 * row.mfu / turning:.1f} % of peak", f"{100 * row.mfu:.1f} %")
             low = row is first
-            keep = f"while {names[row.label]} {verb(row.num_devices, 'stay', 'stays')}"
+            keep = f"while {row.short} {verb(row.num_devices, 'stay', 'stays')}"
     return (
         f"{said}First only {keep} {'above' if low else 'below'} {limits[0]} ({limits[1]} here, "
         f"{abs(nearest.distance or 0.0):.1f} standard deviations away); {'below' if low else 'above'} it "
-        f"{names[rival.label]} {verb(rival.num_devices, 'are', 'is')} first."
+        f"{rival.short} {verb(rival.num_devices, 'are', 'is')} first."
     )
 
 

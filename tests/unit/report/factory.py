@@ -24,7 +24,7 @@ from perfsim.report.page import Section
 from perfsim.report.study import study_page
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import Prices
-from perfsim.studies.answers import Answer, Assumption, Decision, Spread, StudyResult
+from perfsim.studies.answers import Answer, Assumption, Decision, Spread, StudyResult, named
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.decision import Option, decide
 from perfsim.studies.timeline import TimelineBar
@@ -196,6 +196,7 @@ def decision_of(candidates: tuple[Answer, ...]) -> Decision:
 
 def of_candidates(result: StudyResult, *candidates: Answer) -> StudyResult:
     """The same study with these candidates, and what is decided of them."""
+    candidates = named(candidates)
     decision = decision_of(candidates)
     said = {"verdict": sentence(candidates, decision), "grounds": grounds(candidates, decision, None)}
     return replace(result, candidates=candidates, decision=decision, **said)
@@ -203,7 +204,7 @@ def of_candidates(result: StudyResult, *candidates: Answer) -> StudyResult:
 
 def study_result() -> StudyResult:
     """Four candidates with everything a report shows."""
-    candidates = (_gpus(), _wafers(1), _wafers(4), _wafers(16))
+    candidates = named((_gpus(), _wafers(1), _wafers(4), _wafers(16)))
     names = [candidate.label for candidate in candidates]
     kinds = {"column_parallel": 10, "row_parallel": 14}
     covered = SamplingSummary(24, 8112, 0.97, 3.1e-7, 2.4e-6, True, kinds)

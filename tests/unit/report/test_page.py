@@ -17,7 +17,6 @@ import perfsim.report
 from perfsim.report.page import Page, Section
 from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.report.study_figures import timelines
-from perfsim.report.text import Named
 from perfsim.studies.answers import StudyResult
 from perfsim.version import __version__
 
@@ -96,7 +95,7 @@ def test_two_sections_of_one_id_are_refused() -> None:
 def test_a_figure_of_many_bars_is_compressed_and_can_be_read_back(result: StudyResult) -> None:
     wafer = result.candidates[1]
     bars = [bar for bar in wafer.timeline for _ in range(6)]
-    _, section = timelines([Named("it", dataclasses.replace(wafer, timeline=tuple(bars)))])
+    _, section = timelines([dataclasses.replace(wafer, timeline=tuple(bars))])
     figure = section.figure
     page = Page("Many", [Section("Many", figure=figure)]).html()
     packed = re.search(r'data-figure="figure-many">([^<]*)<', page)

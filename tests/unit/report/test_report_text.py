@@ -11,7 +11,6 @@ from perfsim.base.units import YEAR_S
 from perfsim.engine.trace import Simulated
 from perfsim.report import text
 from perfsim.report.draw import log_axis
-from perfsim.studies.answers import StudyResult
 
 COUNTS = Simulated(events=1200, flows=784, links=1, contended_s=0.012)
 UNLINKED = Simulated(events=1200, flows=0, links=0, contended_s=0.0, engine="simpy")
@@ -69,12 +68,6 @@ def test_a_quantity_has_three_digits_a_fitting_unit_and_no_exponent_and_a_layout
 def test_durations_shown_together_share_the_unit_of_their_middle() -> None:
     assert text.TIME.of([20 * 86400, 40 * 86400, math.inf]).name == "days"
     assert text.TIME.of([]).name == "s"
-
-
-def test_candidates_of_one_name_are_numbered(result: StudyResult) -> None:
-    twins = [result.candidates[0], result.candidates[0]]
-    names = [name for name, _ in text.named(twins)]
-    assert names == ["128 A100-80GB (16 DGX), 3d", "128 A100-80GB (16 DGX), 3d (2)"]
 
 
 @pytest.mark.parametrize(

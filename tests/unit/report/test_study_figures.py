@@ -11,7 +11,7 @@ import pytest
 from perfsim.prediction.why import LinkUse
 from perfsim.report.page import Section
 from perfsim.report.study_figures import batch, loss, memory, network, step, timelines
-from perfsim.report.text import Named, duration
+from perfsim.report.text import duration
 from perfsim.studies.answers import Answer, StudyResult
 
 
@@ -59,7 +59,7 @@ def test_names_cannot_become_markup_of_a_figure(factory: ModuleType) -> None:
 
 def drawn(candidate: Answer, most_bars: int = 9000) -> Section:
     """The timeline of one candidate."""
-    _, section = timelines([Named("it", candidate)], most_bars=most_bars)
+    _, section = timelines([candidate], most_bars=most_bars)
     return section
 
 
@@ -87,7 +87,7 @@ def test_timelines_together_keep_to_the_budget_without_losing_the_end(
     result: StudyResult, factory: ModuleType
 ) -> None:
     long = replace(result.candidates[0], timeline=factory.pipeline_timeline(4, 500, 0.004))
-    _, joined, small = timelines([("long", long), ("small", result.candidates[1])], most_bars=2000)
+    _, joined, small = timelines([long, result.candidates[1]], most_bars=2000)
     counts = [sum(len(trace.x) for trace in section.figure.data) for section in (joined, small)]
     assert sum(counts) <= 2000
     bars = [bar for trace in joined.figure.data for bar in zip(trace.base, trace.x, strict=True)]

@@ -24,7 +24,7 @@ from perfsim.prediction.why import Why
 from perfsim.report.table import document_text
 from perfsim.specs.hardware import PowerSpec, SystemSpec
 from perfsim.specs.prices import Prices
-from perfsim.studies.answers import Answer, Production
+from perfsim.studies.answers import Answer, Production, named
 from perfsim.studies.decision import Option, decide
 from perfsim.studies.verdict import grounds, sentence
 
@@ -176,6 +176,7 @@ def test_a_break_even_price_where_one_price_is_missing() -> None:
 def said(rows: Sequence[Answer], options: Sequence[Option], currency: str = "USD") -> Mapping[str, str]:
     """The verdict and its grounds."""
     decision = decide(options, currency)
+    rows = named(rows)
     return {"verdict": sentence(rows, decision), **grounds(rows, decision, None)}
 
 
