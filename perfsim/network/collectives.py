@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -147,23 +147,15 @@ class CollectiveModel:
         links = {"scale_up": node.scale_up.model_copy(update=scale_up)}
         return cls(node.model_copy(update=links), tree.nic_share_bytes_per_s, tree.system.fabric, late_s)
 
-    @overload
-    def time_s(self, op: CollectiveOp, n_bytes: float, group: Group, fan_out: int = 1) -> float: ...
-    @overload
-    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group, fan_out: int = 1) -> Floats: ...
-    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group, fan_out: int = 1) -> float | Floats:
-        """Seconds from the last rank's arrival to the end; 0 for one rank or no bytes.
+    def seconds(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group, fan_out: int = 1) -> Seconds:
+        """The parts of the time from the last rank's arrival to the end; 0 for one rank or no bytes.
 
         `n_bytes` is the whole message as in nccl-tests: the buffer of an all-reduce, broadcast or
         send, the gathered result, the scattered input, all that one rank holds in an all-to-all. With a
         `fan_out`, every item of an all-to-all goes to so many members, one copy a rank and node, and counts
         once for each of these members; inside and between nodes overlap.
         """
-        seconds = self.seconds(op, np.asarray(n_bytes, dtype=float), group, fan_out).total_s
-        return float(seconds) if seconds.ndim == 0 else seconds
-
-    def seconds(self, op: CollectiveOp, n_bytes: Floats, group: Group, fan_out: int = 1) -> Seconds:
-        """The parts of `time_s`."""
+        n_bytes = np.asarray(n_bytes, dtype=float)
         if fan_out > 1:
             to_ranks = _reached(group.size, fan_out) / fan_out
             busy = self._inside("all_to_all", n_bytes * to_ranks, group.most_per_node)
@@ -190,7 +182,7 @@ class CollectiveModel:
 
     def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
         """What a rank sends and receives a second in an operation inside one node, after its latency."""
-        bytes_s = float(self.seconds(op, np.asarray(n_bytes, dtype=float), Group.inside_node(size)).bytes_s)
+        bytes_s = float(self.seconds(op, n_bytes, Group.inside_node(size)).bytes_s)
         sent_bytes = n_bytes * wire_factor(op, size)
         return min(sent_bytes / bytes_s, self._port_bytes_per_s(op, size)) if bytes_s > 0.0 else 0.0
 

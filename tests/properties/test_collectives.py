@@ -92,8 +92,8 @@ MODEL = MODELS["dgx-a100-80gb"]
 def test_more_bytes_never_take_less_time_nor_more_than_in_proportion(
     op: CollectiveOp, group: Group, n_bytes: float, factor: float
 ) -> None:
-    one = MODEL.time_s(op, n_bytes, group)
-    more = MODEL.time_s(op, factor * n_bytes, group)
+    one = MODEL.seconds(op, n_bytes, group).total_s
+    more = MODEL.seconds(op, factor * n_bytes, group).total_s
     assert one <= more * (1 + 1e-12)
     assert more <= factor * one * (1 + 1e-12)
 
@@ -106,7 +106,7 @@ def test_spreading_a_group_over_nodes_never_beats_the_line_rate(
     rate = fewest * MODEL.nic_share_bytes_per_s
     factors = {"all_to_all": (1 - fewest / group.size) * fewest, "send_recv": fewest}
     factor = factors.get(op, wire_factor(op, group.size))
-    assert MODEL.time_s(op, n_bytes, group) > factor * n_bytes / rate
+    assert MODEL.seconds(op, n_bytes, group).total_s > factor * n_bytes / rate
 
 
 worse_groups = uneven_groups().flatmap(
@@ -130,7 +130,9 @@ def test_as_many_ranks_less_evenly_or_on_more_nodes_are_never_faster(
     group, worse = groups
     least = worse.most_per_node + worse.fewest_per_node * (worse.nodes - 1)
     assume(least <= group.size <= worse.most_per_node * (worse.nodes - 1) + worse.fewest_per_node)
-    assert MODELS[name].time_s(op, n_bytes, worse) >= MODELS[name].time_s(op, n_bytes, group) * (1 - 1e-12)
+    assert MODELS[name].seconds(op, n_bytes, worse).total_s >= MODELS[name].seconds(
+        op, n_bytes, group
+    ).total_s * (1 - 1e-12)
 
 
 @given(st.sampled_from(["all_gather", "reduce_scatter"]), uneven_groups())
@@ -138,7 +140,9 @@ def test_a_long_message_takes_as_long_for_each_byte_on_the_wire_as_if_all_nodes_
     op: CollectiveOp, group: Group
 ) -> None:
     even = Group.even(group.fewest_per_node, group.nodes)
-    per_byte = [MODEL.time_s(op, 1e18, shape) / wire_factor(op, shape.size) for shape in (group, even)]
+    per_byte = [
+        MODEL.seconds(op, 1e18, shape).total_s / wire_factor(op, shape.size) for shape in (group, even)
+    ]
     assert per_byte[0] == pytest.approx(per_byte[1], rel=1e-6)
 
 
@@ -166,4 +170,6 @@ def test_an_even_group_takes_what_the_formulas_of_even_groups_say(
             lines.append(line.latency_base_s + steps_s + moving_s)
     node = MODEL.node.model_copy(update={"nics": 8, "devices_share_nics": shared_nics})
     model = replace(MODEL, node=node)
-    assert model.time_s(op, n_bytes, Group.even(ranks, nodes)) == pytest.approx(min(lines), rel=1e-12)
+    assert model.seconds(op, n_bytes, Group.even(ranks, nodes)).total_s == pytest.approx(
+        min(lines), rel=1e-12
+    )

@@ -146,7 +146,9 @@ def collectives(path: Path, *measured: tuple[CollectiveOp, int, float]) -> Path:
     rows = []
     for op, size, factor in measured:
         for octave in range(9, 30):
-            seconds = model.time_s(op, 2.0**octave, Group.inside_node(size)) * noise.normal(1.0, 0.05)
+            seconds = model.seconds(op, 2.0**octave, Group.inside_node(size)).total_s * noise.normal(
+                1.0, 0.05
+            )
             wave = 1.0 if factor == 1.0 else factor + 0.33 * math.sin(octave)
             rows.append((op.replace("all_to_all", "alltoall"), size, 2.0**octave, 1e6 * seconds * wave))
     columns = zip(("collective", "num_gpus", "bytes", "time_us"), zip(*rows, strict=True), strict=True)

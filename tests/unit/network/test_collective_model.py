@@ -67,8 +67,10 @@ def of_link(lines: calibration.CollectiveCalibration, bandwidth: float) -> Colle
 
 
 def test_the_fastest_protocol_runs_at_each_size() -> None:
-    short, long = CollectiveModel.of_node(node()).time_s(
-        "all_reduce", np.array([8.0, 8e9]), Group.inside_node(2)
+    short, long = (
+        CollectiveModel.of_node(node())
+        .seconds("all_reduce", np.array([8.0, 8e9]), Group.inside_node(2))
+        .total_s
     )
     assert short == pytest.approx(1e-6 + 8 / 1e9)
     assert long == pytest.approx(11e-6 + 8e9 / 200e9)
@@ -77,7 +79,7 @@ def test_the_fastest_protocol_runs_at_each_size() -> None:
 def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
     line = segment("Simple", 0.0, 200e9).model_copy(update={"local_bytes_per_s": 500e9})
     lines = calibration.CollectiveCalibration(name="x", collectives={"all_gather": (line,)})
-    seconds = of_link(lines, 300e9).time_s("all_gather", 1e9, Group.inside_node(4))
+    seconds = of_link(lines, 300e9).seconds("all_gather", 1e9, Group.inside_node(4)).total_s
     assert seconds == pytest.approx(0.75 / 200 + 1 / 500)
 
 
@@ -86,14 +88,14 @@ def test_a_protocol_with_flags_carries_its_fraction_of_the_slowest_link_inside_n
     network = network_of(protocols=(protocol("ring", "LL", 10e-6, 0.25),))
     nic = node().nic.model_copy(update={"bandwidth": 1e12, "calibration": network})
     model = CollectiveModel.of_node(node().model_copy(update={"nic": nic}))
-    seconds = model.time_s("all_gather", 1e12, Group.even(8, 2))
+    seconds = model.seconds("all_gather", 1e12, Group.even(8, 2)).total_s
     assert 15 / 16 * 1e12 / seconds == pytest.approx(0.25 * 300e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(("rated", "times"), [(300e9, 1.0), (600e9, 2.0), (100e9, 0.5)])
 def test_a_link_rated_higher_than_the_measured_one_carries_more(rated: float, times: float) -> None:
     lines = NVLINK.model_copy(update={"measured_on_bytes_per_s": 300e9})
-    seconds = of_link(lines, rated).time_s("all_reduce", 1e15, Group.inside_node(8))
+    seconds = of_link(lines, rated).seconds("all_reduce", 1e15, Group.inside_node(8)).total_s
     assert 2 * 7 / 8 * 1e15 / seconds == pytest.approx(times * 200e9, rel=1e-3)
 
 
@@ -123,7 +125,7 @@ def test_the_slowest_link_of_a_ring_bounds_its_bus(
 ) -> None:
     """Of a long all-reduce, with 2 (n - 1) / n bytes over the wire for a byte of the message."""
     wire_bytes = 2 * (group.size - 1) / group.size * 1e12
-    seconds = CollectiveModel.of_node(machine).time_s("all_reduce", 1e12, group)
+    seconds = CollectiveModel.of_node(machine).seconds("all_reduce", 1e12, group).total_s
     assert wire_bytes / seconds == pytest.approx(bytes_per_s, rel=1e-3)
 
 
@@ -142,7 +144,7 @@ ACROSS: dict[str, tuple[calibration.CollectiveOp, float, Group, float]] = {
 def test_what_goes_across_nodes_takes_its_latency_and_its_bytes_over_the_nics(
     op: calibration.CollectiveOp, n_bytes: float, group: Group, seconds: float
 ) -> None:
-    assert CollectiveModel.of_node(node()).time_s(op, n_bytes, group) == pytest.approx(seconds)
+    assert CollectiveModel.of_node(node()).seconds(op, n_bytes, group).total_s == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -151,8 +153,8 @@ def test_links_without_calibration_use_their_datasheet(op: calibration.Collectiv
     group = Group.inside_node(2)
     wire = {"all_reduce": 1.0, "send_recv": 1.0, "broadcast": 1.0}.get(op, 0.5)
     latency = 2e-6 if op == "all_reduce" else 1e-6
-    assert plain.time_s(op, 3e9, group) == pytest.approx(latency + wire * 3e9 / 300e9)
-    across = plain.time_s(op, 3e9, Group.even(1, 2))
+    assert plain.seconds(op, 3e9, group).total_s == pytest.approx(latency + wire * 3e9 / 300e9)
+    across = plain.seconds(op, 3e9, Group.even(1, 2)).total_s
     assert across == pytest.approx(wire * 3e9 / 25e9, rel=1e-3)
 
 
@@ -163,9 +165,9 @@ def test_arrays_give_what_scalars_give_and_one_rank_and_no_bytes_cost_nothing(
 ) -> None:
     model = CollectiveModel.of_node(node())
     sizes = np.array([0.0, *np.geomspace(1, 1e9, 7)])
-    times = model.time_s(op, sizes, group)
-    assert times.tolist() == [model.time_s(op, float(size), group) for size in sizes]
-    assert times[0] == model.time_s(op, 1e9, Group.inside_node(1)) == 0.0
+    times = model.seconds(op, sizes, group).total_s
+    assert times.tolist() == [model.seconds(op, float(size), group).total_s for size in sizes]
+    assert times[0] == model.seconds(op, 1e9, Group.inside_node(1)).total_s == 0.0
 
 
 FAST = LinkSpec(name="fast", bandwidth=1e9, latency=0.0)
@@ -176,7 +178,7 @@ N_BYTES = 1e12
 def copies(group: Group, chosen: int) -> float:
     """Copies of an item that travel, from the time on the links that limit."""
     node = NodeSpec(devices=8, scale_up=FAST, nics=8, nic=SLOW)
-    seconds = float(CollectiveModel.of_node(node).time_s("all_to_all", N_BYTES, group, chosen))
+    seconds = float(CollectiveModel.of_node(node).seconds("all_to_all", N_BYTES, group, chosen).total_s)
     if group.nodes > 1:
         return chosen * seconds * SLOW.bandwidth / N_BYTES
     return chosen * seconds * FAST.bandwidth / N_BYTES * group.size / (group.size - 1)
@@ -213,7 +215,7 @@ SUMMING = with_switches(274e9, 240e9)
 
 
 def bus_bandwidth(model: CollectiveModel, n_bytes: float, group: Group) -> float:
-    return 2 * (group.size - 1) / group.size * n_bytes / model.time_s("all_reduce", n_bytes, group)
+    return 2 * (group.size - 1) / group.size * n_bytes / model.seconds("all_reduce", n_bytes, group).total_s
 
 
 @pytest.mark.parametrize("group", [Group.inside_node(8), Group.even(8, 4)])
@@ -227,19 +229,22 @@ def test_dgx_h100_reaches_the_published_bus_bandwidth_with_sharp_and_without(gro
 def test_an_all_reduce_is_never_slower_for_switches_that_sum_and_other_collectives_do_not_change() -> None:
     sizes = 2.0 ** np.arange(9, 34)
     for group in (Group.inside_node(2), Group.inside_node(8), Group.even(2, 16)):
-        assert np.all(SUMMING.time_s("all_reduce", sizes, group) <= PLAIN.time_s("all_reduce", sizes, group))
+        assert np.all(
+            SUMMING.seconds("all_reduce", sizes, group).total_s
+            <= PLAIN.seconds("all_reduce", sizes, group).total_s
+        )
         for op in ("all_gather", "reduce_scatter", "all_to_all", "broadcast"):
-            assert SUMMING.time_s(op, GIB, group) == PLAIN.time_s(op, GIB, group)
+            assert SUMMING.seconds(op, GIB, group).total_s == PLAIN.seconds(op, GIB, group).total_s
 
 
 def test_one_rank_a_node_passes_its_nic_once_where_a_ring_passes_it_twice() -> None:
     models = (with_switches(across=1e12), PLAIN)
-    once, twice = (model.time_s("all_reduce", 16 * GIB, Group.even(1, 64)) for model in models)
+    once, twice = (model.seconds("all_reduce", 16 * GIB, Group.even(1, 64)).total_s for model in models)
     assert twice / once == pytest.approx(2 * 63 / 64, rel=0.01)
 
 
 def test_what_a_link_carries_bounds_what_its_switch_may_sum() -> None:
-    bound = with_switches(inside=1e15).time_s("all_reduce", 16 * GIB, Group.inside_node(8))
+    bound = with_switches(inside=1e15).seconds("all_reduce", 16 * GIB, Group.inside_node(8)).total_s
     assert bound >= 16 * GIB / 450e9
 
 
@@ -250,8 +255,8 @@ def test_what_a_link_carries_bounds_what_its_switch_may_sum() -> None:
 def test_the_time_is_start_up_hops_and_bytes(group: Group, levels: int) -> None:
     hops = 2 * levels * (DGX.node.nic.latency + DGX.fabric.switch_latency)
     expected = 5e-6 + hops + 1e6 / (100e9 if levels else 120e9)
-    assert expected < CollectiveModel.of_node(DGX.node, DGX.fabric).time_s("all_reduce", 1e6, group)
-    assert with_switches(120e9, 100e9).time_s("all_reduce", 1e6, group) == pytest.approx(expected)
+    assert expected < CollectiveModel.of_node(DGX.node, DGX.fabric).seconds("all_reduce", 1e6, group).total_s
+    assert with_switches(120e9, 100e9).seconds("all_reduce", 1e6, group).total_s == pytest.approx(expected)
 
 
 def of_one_ring(protocol: Any = None, **changes: Any) -> CollectiveModel:
@@ -268,7 +273,7 @@ def of_one_ring(protocol: Any = None, **changes: Any) -> CollectiveModel:
 def test_a_broadcast_between_nodes_waits_at_every_rank_of_its_ring() -> None:
     """A base, a hop of the network for each rank but one, and the message once over all NICs of a node."""
     model = of_one_ring()
-    moved_s = model.time_s("broadcast", 1e9, Group.even(8, 4)) - (10e-6 + 31 * 5e-6)
+    moved_s = model.seconds("broadcast", 1e9, Group.even(8, 4)).total_s - (10e-6 + 31 * 5e-6)
     assert moved_s == pytest.approx(1e9 / (8 * 0.8 * 25e9), rel=1e-2)
 
 
@@ -279,11 +284,11 @@ def test_nics_that_speak_roce_have_their_own_share_of_bandwidth(
     protocol: Any, roce: float | None, share: float
 ) -> None:
     model = of_one_ring(protocol, roce_efficiency=roce)
-    long_s = model.time_s("send_recv", 1e12, Group.even(1, 2))
+    long_s = model.seconds("send_recv", 1e12, Group.even(1, 2)).total_s
     assert long_s == pytest.approx(1e12 / (share * 25e9), rel=1e-4)
 
 
 def test_what_is_late_on_the_way_adds_to_a_send_and_nothing_inside_a_node_is_sent_by_nics() -> None:
     late = replace(CollectiveModel.of_node(node()), late_s=(0.0, 5e-6))
-    assert late.time_s("send_recv", 1.0, Group.even(1, 2)) == pytest.approx(25e-6, rel=1e-3)
-    assert late.time_s("all_to_all", 8.0, Group.inside_node(8), 2) < 20e-6
+    assert late.seconds("send_recv", 1.0, Group.even(1, 2)).total_s == pytest.approx(25e-6, rel=1e-3)
+    assert late.seconds("all_to_all", 8.0, Group.inside_node(8), 2).total_s < 20e-6
