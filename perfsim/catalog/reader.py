@@ -389,6 +389,7 @@ class LocatedMapping:
     @classmethod
     def read(cls, path: Path, kind: str, catalog: Catalog, children: Sequence[Path] = ()) -> LocatedMapping:
         """A file merged over what it extends; raises CatalogError if it cannot be read."""
+        catalog.will_read(path)
         return cls(path, *Node.read(path)).extended(kind, catalog, children)
 
     def extended(self, kind: str, catalog: Catalog, children: Sequence[Path] = ()) -> LocatedMapping:

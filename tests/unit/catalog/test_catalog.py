@@ -449,6 +449,16 @@ def test_deep_description_holds_what_it_names(catalog: Catalog) -> None:
     assert "node.nic.bandwidth" in paths
 
 
+@pytest.mark.parametrize("file", ["gpu-a", "gpu-b"], ids=["what its device extends", "its device"])
+def test_a_description_follows_its_files(root: Path, catalog: Catalog, file: str) -> None:
+    write(root / "hardware/systems/two.yaml", "extends: box\ndevice: gpu-b\nsources: {device: paper}\n")
+    before = catalog.system("two")
+    assert catalog.system("two") is before
+    text = FILES[f"hardware/devices/{file}.yaml"].replace("300 TFLOP/s", "310 TFLOP/s")
+    write(root / f"hardware/devices/{file}.yaml", text.replace("40 GiB", "41 GiB"))
+    assert catalog.system("two") != before
+
+
 def test_sources_are_read_or_refused_together(root: Path, catalog: Catalog) -> None:
     assert catalog.sources()["paper"].title == "A paper"
     write(root / "hardware/sources.yaml", "paper: {titel: A paper}\nother: 3\n")
