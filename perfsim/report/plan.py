@@ -34,33 +34,31 @@ def _plan_table(planned: Planned) -> Table:
     """The shortlist, the settings of each layout that differ from the first."""
     memory = text.MEMORY.of(entry.memory_capacity_bytes for entry in planned.shortlist)
 
-    def layout(number: int, entry: Entry) -> str:
-        if number == 1:
+    def layout(entry: Entry) -> str:
+        if entry is planned.best:
             return text.layout_short(entry.layout)
         return text.layout_settings(entry.differs) or "the same settings"
 
     def time(entry: Entry) -> Cell | None:
         return Cell(entry.time.time_s, entry.time.band_s) if entry.time else None
 
-    columns: dict[str, Field[tuple[int, Entry]]] = {
-        "": (text.COUNT, lambda row: row[0]),
-        "layout": (None, lambda row: layout(*row)),
-        "step": (text.Unit("s"), lambda row: Cell(row[1].step_time_s, row[1].step_time_band_s)),
-        "times the first": (text.RATIO, lambda row: row[1].ratio),
-        "memory left": (memory, lambda row: row[1].memory_left_bytes),
+    columns: dict[str, Field[Entry]] = {
+        "": (text.COUNT, "number"),
+        "layout": (None, layout),
+        "step": (text.Unit("s"), lambda entry: Cell(entry.step_time_s, entry.step_time_band_s)),
+        "times the first": (text.RATIO, "ratio"),
+        "memory left": (memory, "memory_left_bytes"),
     }
     if planned.best.time is not None:
-        columns["time"] = text.Unit("days", DAY_S), lambda row: time(row[1])
-    return Table.each(enumerate(planned.shortlist, start=1), columns)
+        columns["time"] = text.Unit("days", DAY_S), time
+    return Table.each(planned.shortlist, columns)
 
 
 def plan_lines(planned: Planned) -> list[str]:
     """What to run, what it beats, what to measure, the shortlist, what bears on it; other notes counted."""
-    trained = planned.best.training
     further = len(list(_further(planned)))
     return [
-        *text.paragraphs(_heading(planned)),
-        *(text.paragraphs(f"trained by {trained.words}") if trained is not None else []),
+        *text.paragraphs(_heading(planned), f"trained by {planned.best.run.training.words}"),
         "",
         f"1 in full: --layout {planned.best.layout_text}",
         *text.paragraphs(*_head(planned)),
@@ -79,19 +77,14 @@ def write_plan(planned: Planned, folder: Path) -> Path:
     from perfsim.report.page import Page, Section  # a terminal draws nothing
 
     best = planned.best
-    numbered = list(enumerate(planned.shortlist, start=1))
-    bands = [
-        (
-            f"{number}: {text.layout_short(entry.layout)}",
-            Cell(entry.step_time_s, entry.step_time_band_s, mark=number == 1),
-        )
-        for number, entry in numbered
-    ]
-    trained = f"Trained by {best.training.words}." if best.training is not None else ""
+    bands: dict[str, Field[Entry]] = {
+        "layout": (None, lambda own: f"{own.number}: {text.layout_short(own.layout)}"),
+        "Step time": (text.TIME, lambda own: Cell(own.step_time_s, own.step_time_band_s, mark=own is best)),
+    }
+    trained = f"Trained by {best.run.training.words}."
     said = chain(_head(planned), _deciding(planned), _further(planned))
     notes = Table.of({"": text.COUNT, "note": None}, enumerate(said, start=1))
-    layouts = [(number, entry.layout_text) for number, entry in numbered]
-    whole = Table.of({"": text.COUNT, "layout": None}, layouts)
+    whole = Table.each(planned.shortlist, {"": (text.COUNT, "number"), "layout": (None, "layout_text")})
     page = Page(
         f"Layouts of {best.model}",
         [
@@ -102,7 +95,7 @@ def write_plan(planned: Planned, folder: Path) -> Path:
         _heading(planned),
         f"On {best.machine}, {text.layout_short(best.layout)} is the fastest layout, at "
         f"{text.duration(best.step_time_s)} a step; the model's error allows {text.integer(planned.within)}.",
-        scale=Table.of({"layout": None, "Step time": text.TIME}, bands),
+        scale=Table.each(planned.shortlist, bands),
         note="Point: the step by prediction. Bar: 90 % range.",
     )
     return page.write(folder, document_text(plan_document(planned)))
@@ -213,26 +206,25 @@ def _further(planned: Planned) -> Iterator[str]:
 
 def _caveats(planned: Planned) -> Iterator[tuple[str, str]]:
     """Caveats above information, once by code in the words of the worst: severity, and words with rows."""
-    placed = ((place, caveat) for place, of in enumerate(planned.shortlist, start=1) for caveat in of.caveats)
-    about = listed((caveat.code, (place, caveat)) for place, caveat in placed if caveat.severity != "info")
+    placed = ((str(entry.number), caveat) for entry in planned.shortlist for caveat in entry.caveats)
+    about = listed((caveat.code, (row, caveat)) for row, caveat in placed if caveat.severity != "info")
     worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
     for caveat in sorted(worst, key=Caveat.rank):
-        numbers = ", ".join(str(place) for place, _ in worst[caveat])
+        numbers = ", ".join(row for row, _ in worst[caveat])
         yield caveat.severity, f"{caveat.severity}, {numbers}: {caveat.text}."
 
 
 def _wider_bands(planned: Planned) -> Iterator[str]:
     """Why the bands of some rows are wider than the narrowest, by what differs from the published runs."""
-    runs = [entry.run for entry in planned.shortlist]
-    accuracies = [run.accuracy for run in runs]
+    accuracies = [entry.run.accuracy for entry in planned.shortlist]
     narrowest = min(accuracies, key=lambda accuracy: accuracy.step_time_error)
     reasons: dict[str, list[str]] = {}
-    for place, accuracy in enumerate(accuracies, start=1):
+    for entry, accuracy in zip(planned.shortlist, accuracies, strict=True):
         if accuracy.step_time_error > WIDER * narrowest.step_time_error:
             common = set(narrowest.likeness.split("; "))
             own = "; ".join(words for words in accuracy.likeness.split("; ") if words not in common)
             why = own or f"its nearest published runs are {accuracy.family}, not {narrowest.family}"
-            reasons.setdefault(why, []).append(str(place))
+            reasons.setdefault(why, []).append(str(entry.number))
     for why, numbers in reasons.items():
         bands = "band is" if len(numbers) == 1 else "bands are"
         yield f"Row {', '.join(numbers)}: the {bands} wider, for unlike the published runs: {why}."

@@ -126,6 +126,8 @@ FOLLOWS = ("num_microbatches",)
 class Entry(Prediction):
     """A layout that may be the fastest, with its simulated step."""
 
+    number: int
+    """Its place in the shortlist, from 1."""
     step_time_band_s: tuple[float, float]
     """90 % band of the step time."""
     ratio: float
@@ -265,7 +267,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     runs = _fastest_runs(searched, shown)
     first = runs[0]
     of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
-    entries = []
+    entries: list[Entry] = []
     for run in runs:
         error = ratio_error(run, first)
         if run.step_time_s / first.step_time_s > 1.0 + error:
@@ -275,6 +277,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
             run,
             question.allowed_share,
             asked,
+            number=len(entries) + 1,
             step_time_band_s=run.band_s,
             ratio=run.step_time_s / first.step_time_s,
             ratio_error=error,
@@ -380,10 +383,10 @@ def _experiment(question: Question, entries: Sequence[Entry]) -> Experiment | No
     if other is None:
         return None
     trials = []
-    for index in (0, other):
-        plan = Trial.fewest_replicas(question, entries[index].plan)
-        hours = plan.layout.num_devices * STEPS * entries[index].step_time_s / HOUR_S
-        trials.append(Trial(index + 1, plan, hours))
+    for entry in (entries[0], entries[other]):
+        plan = Trial.fewest_replicas(question, entry.plan)
+        hours = plan.layout.num_devices * STEPS * entry.step_time_s / HOUR_S
+        trials.append(Trial(entry.number, plan, hours))
     first, second = trials
     fewer = min(first.devices, second.devices) < question.devices
     return Experiment((first, second), entries[other].ratio, entries[other].ratio_error, fewer)
