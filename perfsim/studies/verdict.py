@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
+from operator import itemgetter
 
 from perfsim.base.text import number
 from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread
@@ -39,8 +40,7 @@ def pair_of(rows: Sequence[Answer], decision: Decision) -> tuple[Answer, Answer 
 def grounds(rows: Sequence[Answer], decision: Decision, eras: Eras | None) -> Mapping[str, str]:
     """The lines below the sentence, by what they tell: why, rests on, costs, other reading."""
     first, rival = pair_of(rows, decision)
-    names = {row.label: row.short for row in rows}
-    lines = {"costs": _costs(decision, names)}
+    lines = {"costs": _costs(rows, decision)}
     even = Spread(1.0, 1.0, 1.0)
     alike = [row.label for row in rows if row is not first and decision.of(row.label).ratio == even]
     same = f"The same layout answers {', '.join(alike)}." if alike else ""
@@ -48,7 +48,7 @@ def grounds(rows: Sequence[Answer], decision: Decision, eras: Eras | None) -> Ma
     if rival is not None:
         lines["why"] = " ".join(filter(None, [_why(first, rival, decision), same]))
         lines["rests on"] = _rests_on(first, rival, decision)
-    readings = [*_other_layouts(rows, decision, names), *([eras.sentence] if eras else [])]
+    readings = [*_other_layouts(rows, decision), *([eras.sentence] if eras else [])]
     lines["other reading"] = " ".join(readings)
     return {name: lines[name] for name in ("why", "rests on", "costs", "other reading") if lines.get(name)}
 
@@ -103,7 +103,7 @@ def _value(lever: Lever, value: float) -> str:
     return amount(Spread(value, value, value), lever.unit)
 
 
-def _costs(decision: Decision, names: Mapping[str, str]) -> str:
+def _costs(rows: Sequence[Answer], decision: Decision) -> str:
     """Money, energy and carbon of the first and of its rival, who costs least, and what is not given."""
     pair = [own for own in decision.outcomes if own.label in (decision.first, decision.rival)]
     pair.sort(key=lambda own: own.label != decision.first)
@@ -114,10 +114,10 @@ def _costs(decision: Decision, names: Mapping[str, str]) -> str:
     least = min(priced, key=lambda own: own.money.typical if own.money else math.inf, default=None)
     if least is not None and least.cheapest is not None and least.label != decision.first:
         spent = "" if least in pair else f", {amount(least.money, decision.currency)}"
-        sure = chance(least.cheapest)
-        said.append(f"least money, with a probability of {sure}: {names[least.label]}{spent}")
-    for name, unit in (("energy_kwh", "MWh"), ("carbon_kg", "t CO2e")):
-        known = [getattr(own, name) for own in pair]
+        name = next(row.short for row in rows if row.label == least.label)
+        said.append(f"least money, with a probability of {chance(least.cheapest)}: {name}{spent}")
+    for figure, unit in (("energy_kwh", "MWh"), ("carbon_kg", "t CO2e")):
+        known = [getattr(own, figure) for own in pair]
         thousands = [spread and Spread(*(end / 1e3 for end in astuple(spread))) for spread in known]
         if any(thousands):
             said.append(" against ".join(amount(spread, unit) for spread in thousands))
@@ -129,14 +129,11 @@ def _costs(decision: Decision, names: Mapping[str, str]) -> str:
     return "; ".join([*said, *([f"not given: {', '.join(gaps)}"] if gaps else [])]) + "."
 
 
-def _other_layouts(rows: Sequence[Answer], decision: Decision, names: Mapping[str, str]) -> Iterator[str]:
+def _other_layouts(rows: Sequence[Answer], decision: Decision) -> Iterator[str]:
     """Who is first where every candidate runs its proven layout, or its fastest, if that is another."""
     for place, words in enumerate(("the layouts nearest to published runs", "the fastest of all layouts")):
-        walls_s = {
-            row.label: decision.of(row.label).wall_s.typical
-            * (row.ranks[place].step_time_s / row.step_time_s if row.ranks else 1)
-            for row in rows
-        }
-        first = min(walls_s, key=lambda label: walls_s[label])
-        if first != decision.first:
-            yield f"With {words} first after {duration(walls_s[first])}: {names[first]}."
+        slower = [row.ranks[place].step_time_s / row.step_time_s if row.ranks else 1.0 for row in rows]
+        walls_s = [decision.of(row.label).wall_s.typical * by for row, by in zip(rows, slower, strict=True)]
+        wall_s, first = min(zip(walls_s, rows, strict=True), key=itemgetter(0))
+        if first.label != decision.first:
+            yield f"With {words} first after {duration(wall_s)}: {first.short}."
