@@ -19,7 +19,7 @@ from perfsim.prediction.verification import must_be_right
 from perfsim.report.text import layout_short
 from perfsim.studies.answers import Answer, StudyResult, called, quantities
 from perfsim.studies.comparisons import Comparison, compare
-from perfsim.studies.decision import outcome_of, ratio_of
+from perfsim.studies.decision import ratio_of
 from perfsim.studies.executors import Tell, executor_for
 from perfsim.studies.loading import Sweep, changed_study, load_study, load_sweep, priced, study_from
 from perfsim.studies.runner import STORE, run_study, run_sweep
@@ -214,7 +214,7 @@ class SweepAnswer(SweepResult, Reported):
                 "num_devices": point.num_devices,
                 **{path: point.settings.get(path) for path in settings},
                 "layout": layout_short(point.answer.layout) if point.answer else None,
-                **quantities(point.answer, outcome_of(point) if point.answer else None),
+                **quantities(point.answer, point.outcome if point.answer else None),
                 "currency": point.study.prices.currency,
             }
             for point in self.points

@@ -19,7 +19,6 @@ from perfsim.report.study import inputs_section, wall_sentence
 from perfsim.report.study_figures import where_steps_go
 from perfsim.report.table import Cell, Table, Value, document_text, plain
 from perfsim.studies.answers import PointResult, confidence
-from perfsim.studies.decision import outcome_of
 from perfsim.studies.variants import Change, Match, Series, SweepResult
 from perfsim.version import __version__
 
@@ -167,7 +166,7 @@ def _scale(result: SweepResult) -> tuple[Table | None, str]:
     if len(shown) < len(series):
         which = "the fastest" if one_target else "the first"
         words.append(f"These are {which} {len(shown)} of {len(series)}; the tables have all.")
-    walls = [(own, outcome_of(own.fastest).wall_s) for own in shown]
+    walls = [(own, own.fastest.outcome.wall_s) for own in shown]
     table = Table.of(
         {"machine": None, "On the wall": text.TIME},
         ((own.at(own.fastest), Cell(wall.typical, wall.band, mark=own in winners)) for own, wall in walls),
@@ -273,7 +272,7 @@ def _drawn(result: SweepResult) -> Iterator[Section]:
 def _answer_cells(point: PointResult) -> dict[str, Cell | Value]:
     """What the tables of a sweep show of a point that has a plan, by column."""
     own = point.prediction
-    taken = outcome_of(point).wall_s
+    taken = point.outcome.wall_s
     return {
         "machine": point.machine,
         "devices": point.num_devices,
@@ -371,7 +370,7 @@ def _time_and_cost(result: SweepResult) -> Iterator[Section]:
     points = [(member, point) for member in result.series for point in member.points]
     if len(result.targets) > 1 or all(len(member.points) == 1 for member in result.series):
         return
-    money = [outcome_of(point).money for _, point in points]
+    money = [point.outcome.money for _, point in points]
     priced = None not in money
     pairs = []
     for amount, (_, point) in zip(money, points, strict=True):

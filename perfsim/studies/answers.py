@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from statistics import median
 from typing import Any, TypeVar
@@ -201,6 +201,13 @@ class PointResult(Point):
     def target_time(self) -> TimeToAccuracy:
         """The time to the target; ValueError for a point without a feasible plan."""
         return self.prediction.time
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What it takes on the wall, in energy and in money, from draws of its own."""
+        from perfsim.studies.decision import POINT_DRAWS, decision_of  # which decides between such points
+
+        return decision_of([self], POINT_DRAWS).outcomes[0]
 
     @property
     def variant(self) -> str:

@@ -13,7 +13,6 @@ import numpy as np
 from perfsim.convergence.bill import HOUR_S
 from perfsim.prediction.bands import Reached
 from perfsim.studies.answers import PointResult
-from perfsim.studies.decision import outcome_of
 from perfsim.studies.loading import BATCH_PATHS
 from perfsim.work.counts import parameters
 
@@ -133,12 +132,11 @@ class Atlas:
 
 def _rates(points: Sequence[PointResult]) -> tuple[str, dict[int, float]]:
     """What is compared, and by `id` of a point its amount an hour; without those that are not known."""
-    outcomes = [outcome_of(point) for point in points]
-    priced = all(outcome.money is not None for outcome in outcomes)
-    bills = [outcome.money if priced else outcome.energy_kwh for outcome in outcomes]
+    priced = all(point.outcome.money is not None for point in points)
+    bills = ((point, point.outcome.money if priced else point.outcome.energy_kwh) for point in points)
     rates = {
-        id(point): bill.typical / (outcome.wall_s.typical / HOUR_S)
-        for point, outcome, bill in zip(points, outcomes, bills, strict=True)
+        id(point): bill.typical / (point.outcome.wall_s.typical / HOUR_S)
+        for point, bill in bills
         if bill is not None
     }
     return MONEY if priced else POWER, rates

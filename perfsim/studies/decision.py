@@ -237,11 +237,6 @@ def decision_of(points: Sequence[PointResult], draws: int = 0) -> Decision:
     return decide(options, points[0].study.prices.currency)
 
 
-def outcome_of(point: PointResult) -> Outcome:
-    """What a point of a sweep takes on the wall, in energy and in money, like a candidate of a study."""
-    return decision_of([point], POINT_DRAWS).outcomes[0]
-
-
 def _of_production(production: Production) -> Uncertain:
     name = f"rate of production over healthy steps, {production.text}"
     return Uncertain(name, production.range[0], production.ratio, production.range[1], "times")

@@ -31,7 +31,7 @@ from perfsim.studies.answers import (
     shared_caveats,
 )
 from perfsim.studies.atlas import Atlas
-from perfsim.studies.decision import amount, duration, outcome_of, verb
+from perfsim.studies.decision import amount, duration, verb
 from perfsim.studies.loading import LAYOUT, VARIANT, Sweep
 from perfsim.studies.spec import digests
 
@@ -379,7 +379,7 @@ class SweepResult:
         """Which point reaches the one target first, and when."""
         first = min(self.feasible, key=lambda point: point.prediction.wall_s)
         reach = verb(first.num_devices, "reach", "reaches")
-        taken = outcome_of(first).wall_s
+        taken = first.outcome.wall_s
         return f"{first.named} {reach} the target first, after {duration(taken.typical, taken.band)}."
 
     @cached_property
@@ -445,8 +445,7 @@ class SweepResult:
             if row is None:
                 yield {**document, "reasons": list(point.reasons)}
                 continue
-            taken = outcome_of(point)
-            outcome = asdict(taken)
+            outcome = asdict(point.outcome)
             yield {
                 **document,
                 **row.document(),
@@ -454,7 +453,7 @@ class SweepResult:
                 "production_time_s": row.production_time_s,
                 "production_band_s": row.production_band_s,
                 "bill": {name: outcome[name] for name in BILL} | {"currency": point.study.prices.currency},
-                **{name: QUANTITIES[name](row, taken) for name in ("cost", "energy_kwh")},
+                **{name: QUANTITIES[name](row, point.outcome) for name in ("cost", "energy_kwh")},
                 "currency": point.study.prices.currency,
             }
 
@@ -464,15 +463,15 @@ class SweepResult:
 
 def _first_at_each(target: Sequence[Series]) -> str:
     """Who of several machines is first to a target, and who with as much power or money an hour."""
-    taken = [(point, outcome_of(point)) for member in target for point in member.points]
-    first, outcome = min(taken, key=lambda pair: pair[1].wall_s.typical)
-    said = [f"{first.named}: first, after {duration(outcome.wall_s.typical)} on the wall"]
+    points = [point for member in target for point in member.points]
+    first = min(points, key=lambda point: point.outcome.wall_s.typical)
+    said = [f"{first.named}: first, after {duration(first.outcome.wall_s.typical)} on the wall"]
     # Where speed grows in proportion to devices, the first with as much power is who takes least energy.
     kinds = ("power", "energy_kwh", "kWh"), ("money an hour", "money", first.study.prices.currency)
     for words, name, per in kinds:
-        known = [(spread, point) for point, one in taken if (spread := getattr(one, name)) is not None]
-        if len(known) == len(taken):
-            spread, least = min(known, key=lambda pair: pair[0].typical)
+        spreads = [getattr(point.outcome, name) for point in points]
+        if None not in spreads:
+            spread, least = min(zip(spreads, points, strict=True), key=lambda pair: pair[0].typical)
             said.append(f"with as much {words}: {least.machine}, {amount(spread, per)}")
     return f"{'; '.join(said)}."
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from perfsim.report.explorer import write_explorer
-from perfsim.studies.decision import outcome_of
 from perfsim.studies.loading import Sweep, load_study, load_sweep
 from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import SweepResult
@@ -78,7 +77,7 @@ def visit(browser: Any, path: Path) -> Iterator[Callable[..., Any]]:
 def wall_s(result: SweepResult, model: str, system: str, devices: int, batch: int = 0) -> float:
     """The time on the wall at a batch, or at the best of all."""
     return min(
-        outcome_of(point).wall_s.typical
+        point.outcome.wall_s.typical
         for point in result.feasible
         if (point.settings["model"], point.system, point.num_devices) == (model, system, devices)
         and batch in (0, point.prediction.global_batch_size)
