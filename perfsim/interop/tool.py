@@ -115,6 +115,10 @@ _DERIVED: Mapping[str, Write] = {
     # The recipe may leave the batch open, and the runtime the dispatcher of tokens.
     "recipe.global_batch_size": lambda c: c.job.global_batch_size,
     "runtime.dispatcher": lambda c: c.job.recipe.expert_dispatcher,
+    # Tools refuse sequences that are longer.
+    "model.max_position_embeddings": lambda c: max(
+        c.job.model.max_position_embeddings, c.job.recipe.seq_length
+    ),
 }
 
 

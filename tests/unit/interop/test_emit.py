@@ -34,3 +34,9 @@ def test_a_field_of_a_layout_that_no_row_of_a_tool_tells_is_refused(planned: Cal
     rows = [row for row in MEGATRON.rows if row.field != "layout.recompute"]
     with pytest.raises(LayoutError, match="nothing of it says recompute"):
         replace(MEGATRON, rows=tuple(rows)).emit(planned(f"{PIPELINE},recompute=full"), "megatron")
+
+
+def test_a_tool_is_told_as_many_positions_as_a_sequence_has(planned: Callable[..., Plan]) -> None:
+    text = emit("megatron", planned(PIPELINE, seq_length=16384))
+    assert "--max-position-embeddings 16384" in text
+    assert "--max-position-embeddings 2048" in emit("megatron", planned(PIPELINE, seq_length=1024))
