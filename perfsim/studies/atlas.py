@@ -84,20 +84,18 @@ class Atlas:
         several = len({parameters(model).total for model in models.values()}) == len(models) > 1
         if not points or not apart or not several or len(upward) > 1 or not numbers:
             return None
-        rate, rates = _rates(points)
-        if len(rates) < len(points):
+        rate = POWER if None in [point.outcome.money for point in points] else MONEY
+        rates = [_rate(point, rate) for point in points]
+        if any(map(math.isnan, rates)):
             return None
-        ends = np.log([min(rates.values()), max(rates.values())])
+        ends = np.log([min(rates), max(rates)])
         rows = np.linspace(ends[0], ends[1], LEVELS).tolist()
         path = "".join(upward)
         names = _names([series for group in targets for series in group])
-        places = [place for group in compared for place in _places(group, names, rates, rate, path, rows)]
+        places = [place for group in compared for place in _places(group, names, rate, path, rows)]
         machines = {
-            names[point.strategy, point.system]: (
-                point.candidate.system.device.name,
-                rates[id(point)] / point.num_devices,
-            )
-            for point in points
+            names[point.strategy, point.system]: (point.candidate.system.device.name, of / point.num_devices)
+            for point, of in zip(points, rates, strict=True)
         }
         unit = "kW" if rate == POWER else points[0].study.prices.currency
         alone = {
@@ -130,16 +128,10 @@ class Atlas:
         ]
 
 
-def _rates(points: Sequence[PointResult]) -> tuple[str, dict[int, float]]:
-    """What is compared, and by `id` of a point its amount an hour; without those that are not known."""
-    priced = all(point.outcome.money is not None for point in points)
-    bills = ((point, point.outcome.money if priced else point.outcome.energy_kwh) for point in points)
-    rates = {
-        id(point): bill.typical / (point.outcome.wall_s.typical / HOUR_S)
-        for point, bill in bills
-        if bill is not None
-    }
-    return MONEY if priced else POWER, rates
+def _rate(point: PointResult, rate: str) -> float:
+    """Money an hour, or kWh an hour, which are kW; nan where it is not known."""
+    bill = point.outcome.money if rate == MONEY else point.outcome.energy_kwh
+    return math.nan if bill is None else bill.typical / (point.outcome.wall_s.typical / HOUR_S)
 
 
 def _names(series: Sequence[Series]) -> dict[tuple[str, str], str]:
@@ -166,11 +158,11 @@ class _Course(NamedTuple):
     times: Sequence[float]
 
     @classmethod
-    def of(cls, series: Series, rates: Mapping[int, float]) -> _Course:
-        """The course of a series; `rates` are those of its points by `id`."""
-        points = sorted(series.points, key=lambda point: rates[id(point)])
+    def of(cls, series: Series, rate: str) -> _Course:
+        """The course of a series by its power or money an hour."""
+        points = sorted(series.points, key=lambda point: _rate(point, rate))
         times = np.minimum.accumulate([point.prediction.wall_s for point in points])
-        known = [(rates[id(point)], time) for point, time in zip(points, times, strict=True)]
+        known = [(_rate(point, rate), time) for point, time in zip(points, times, strict=True)]
         (least, longest), (most, shortest) = known[0], known[-1]
         ends = [(least / _FAR, longest * _FAR), *known, (most * _FAR, shortest / _FAR)]
         return cls(points, *np.log(ends).T.tolist())
@@ -195,13 +187,12 @@ _Taken = list[tuple[float, PointResult]]
 def _places(
     group: Sequence[Series],
     called: Mapping[tuple[str, str], str],
-    rates: Mapping[int, float],
     rate: str,
     upward: str,
     rows: Sequence[float],
 ) -> Iterator[Place]:
     """Who is first at every rate of `rows`, or at the one value of the setting `upward`."""
-    courses = [_Course.of(series, rates) for series in group]
+    courses = [_Course.of(series, rate) for series in group]
 
     def at_rate(row: float) -> _Taken:
         return [(course.time(row), course.nearest(row)) for course in courses]
