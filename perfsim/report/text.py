@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfsim.base.text import MISSING, large_word, number
 from perfsim.base.units import GIB, TIME_UNITS
-from perfsim.specs.layout import AXES
+from perfsim.specs.layout import AXES, written
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
@@ -196,23 +196,21 @@ def layout_long(layout: Mapping[str, Any]) -> str:
     for name, value in layout.items():
         usual = value in (None, False, 0, "", "none") or (name, value) == ("recompute_every", 1)
         if name not in _SHORT and not usual:
-            called = "micro-batches" if name == "num_microbatches" else human(name)
-            words.append(f"{called} {_setting(value)}".removesuffix(" yes"))
-    return ", ".join(word for word in words if word)
+            words.append(_setting(name, value).removesuffix(" yes"))
+    return ", ".join(filter(None, words))
 
 
 def layout_settings(settings: Mapping[str, Any]) -> str:
     """Each setting with its value, whether it is switched on or off: `tp4, schedule 1f1b, zero stage 0`."""
-    return ", ".join(
-        f"{_SHORT[name]}{value}" if name in _SHORT else f"{human(name)} {_setting(value)}"
-        for name, value in settings.items()
-    )
+    return ", ".join(_setting(name, value) for name, value in settings.items())
 
 
-def _setting(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "even", False: "no", True: "yes"}[value]
-    return "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def _setting(name: str, value: Any) -> str:
+    if name in _SHORT:
+        return f"{_SHORT[name]}{value}"
+    named = value is None or isinstance(value, bool)
+    words = {None: "even", False: "no", True: "yes"}[value] if named else written(value)
+    return f"{'micro-batches' if name == 'num_microbatches' else human(name)} {words}"
 
 
 def human(name: str) -> str:
@@ -253,7 +251,7 @@ LEAST_WIDTH = 40
 PIPE_WIDTH = 100
 MAX_PROSE = 100
 """Longer lines of prose are hard to read."""
-UNITS = ("years", "days", "h", "min", "s", "ms", "\u00b5s", "%", "GB", "GiB", "billion")
+UNITS = (*(short for short, *_ in TIME_UNITS), "%", "GB", "GiB", "billion")
 _MEASURE = re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, UNITS))})(?!\w))")
 """The space between a number and its unit, at which no line is broken."""
 
