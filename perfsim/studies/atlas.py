@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from perfsim.base.groups import listed
 from perfsim.convergence.bill import HOUR_S
 from perfsim.prediction.bands import Reached
 from perfsim.studies.answers import PointResult
@@ -105,13 +106,16 @@ class Atlas:
 
     @property
     def sentence(self) -> str:
-        """At how many places who is first."""
+        """At how many places who is first, and at how many of them surely."""
         said = []
-        for reading in dict.fromkeys(place.reading for place in self.places):
-            firsts = [place.first for place in self.places if place.reading == reading]
-            counts = [f"{name} at {count}" for name, count in Counter(firsts).most_common()]
+        for reading, places in listed((place.reading, place) for place in self.places).items():
+            firsts = Counter(place.first for place in places)
+            counts = [f"{name} at {count}" for name, count in firsts.most_common()]
             words = SAID.get(reading, f"with as much {reading}")
-            said.append(f"{words}: {' and '.join(counts)} of {len(firsts)} places")
+            sure = sum(place.sure for place in places)
+            surely = {0: "none sure: the next is within the 90 % band", len(places): "all sure"}
+            certainty = surely.get(sure, f"{sure} sure")
+            said.append(f"{words}: {' and '.join(counts)} of {len(places)} places ({certainty})")
         alone = [f" Only {name} has a plan for {model}." for model, name in self.alone.items()]
         return f"First {'; '.join(said)}.{''.join(alone)}"
 

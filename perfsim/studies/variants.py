@@ -462,17 +462,19 @@ class SweepResult:
 
 
 def _first_at_each(target: Sequence[Series]) -> str:
-    """Who of several machines is first to a target, and who with as much power or money an hour."""
+    """Which kind of machine is first to a target, and which with as much power or money an hour."""
     points = [point for member in target for point in member.points]
     first = min(points, key=lambda point: point.outcome.wall_s.typical)
     said = [f"{first.named}: first, after {duration(first.outcome.wall_s.typical)} on the wall"]
     # Where speed grows in proportion to devices, the first with as much power is who takes least energy.
-    kinds = ("power", "energy_kwh", "kWh"), ("money an hour", "money", first.study.prices.currency)
-    for words, name, per in kinds:
+    rates = ("power", "energy_kwh", "kWh"), ("money an hour", "money", first.study.prices.currency)
+    for words, name, per in rates:
         spreads = [getattr(point.outcome, name) for point in points]
         if None not in spreads:
             spread, least = min(zip(spreads, points, strict=True), key=lambda pair: pair[0].typical)
-            said.append(f"with as much {words}: {least.machine}, {amount(spread, per)}")
+            same = (least.strategy, least.system) == (first.strategy, first.system)
+            who = "the same" if same else f"{least.machine}, {amount(spread, per)}"
+            said.append(f"with as much {words}: {who}")
     return f"{'; '.join(said)}."
 
 

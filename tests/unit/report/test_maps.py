@@ -31,8 +31,11 @@ def swept(folder: Path, grid: str, study: str = "") -> SweepResult:
 
 
 def test_a_map_colours_the_machine_of_least_power_and_marks_published_runs(tmp_path: Path) -> None:
-    atlas = swept(tmp_path, "  model: [gpt3_xl, gpt3_6p7b]\n").atlas
+    result = swept(tmp_path, "  model: [gpt3_xl, gpt3_6p7b]\n")
+    atlas = result.atlas
     assert atlas is not None
+    assert "CS-2 at 18 of 18 places (all sure)" in atlas.sentence
+    assert result.sentences[1].endswith(" on the wall; with as much power: the same.")
     assert {place.first for place in atlas.places} == {"CS-2"}
     assert {place.sure for place in atlas.places} == {True}
     # As large a machine with the same speed and four times the power: as long with four times as much.
@@ -68,6 +71,7 @@ def test_machines_of_one_name_are_told_apart_where_one_has_no_plan_for_a_model(t
     assert atlas is not None
     assert {"A100-80GB (dgx-a100-80gb, 3d)", "A100-80GB (dgx-a100-80gb, data)"} < atlas.machines.keys()
     assert len([*maps(atlas)]) == 2
+    assert "3d) at 18 of 18 places (9 sure)" in atlas.sentence
 
 
 def test_a_model_that_only_one_machine_can_train_is_named_and_the_others_have_a_map(tmp_path: Path) -> None:
