@@ -92,8 +92,6 @@ class _Pooled(Executor, ABC):
     """What the future of an item raises if its worker died."""
     lost: tuple[type[BaseException], ...] = ()
     """What it raises if its answer was lost on the way."""
-    die_together: bool
-    """Whether the death of one worker ends all."""
     tries_alone: int
     """How often an item that may have killed its worker is handed over once more."""
     last_words: str
@@ -135,10 +133,7 @@ class _Pooled(Executor, ABC):
         def submit(key: Key, item: Item, deaths: int) -> None:
             known = replace(limits, tell=None, say=None, reached=None)
             task = partial(in_worker, function, known, time.monotonic() - limits.started_s, self.version)
-            try:
-                running[self.submit(task, item)] = key, item, deaths
-            except self.died:
-                suspects.append((key, item, deaths + 1))
+            running[self.submit(task, item)] = key, item, deaths
 
         while True:
             if not suspects:
@@ -168,8 +163,6 @@ class _Pooled(Executor, ABC):
                     continue
                 limits.add(events)
                 yield key, result
-            if suspects and not running and self.die_together:
-                self.end(at_once=True)
 
 
 # Several processes of this machine.
@@ -182,7 +175,6 @@ class Processes(_Pooled):
     """So many processes, which import the caller's main module anew and leave Ctrl-C to their parent."""
 
     died = (BrokenProcessPool,)
-    die_together = True
     tries_alone = 2
     last_words = "its process died each time, perhaps out of memory: try fewer --jobs"
 
@@ -200,14 +192,17 @@ class Processes(_Pooled):
             self._pool = ProcessPoolExecutor(
                 self.size, mp_context=get_context("spawn"), initializer=start_worker
             )
-        if not hasattr(signal, "pthread_sigmask"):
-            return self._pool.submit(function, item)
         # A process is started when there is an item for it, and never gets the signals held back here.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        masks = hasattr(signal, "pthread_sigmask")
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else None
         try:
             return self._pool.submit(function, item)
+        except BrokenProcessPool:  # the death of one process has ended all
+            self.end(at_once=True)
+            return self.submit(function, item)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if held is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
     def end(self, *, at_once: bool) -> None:
         pool = self._pool
@@ -236,7 +231,6 @@ LEAST_WAITING = 32
 class _DaskCluster(_Pooled):
     """The workers of a scheduler, which come and go: it gives a lost one's items to others, or gives up."""
 
-    die_together = False
     tries_alone = 1
     last_words = (
         "each worker that computed it died, perhaps out of memory (the scheduler's log has their names)"

@@ -108,7 +108,6 @@ class _Losing(executors._Pooled):
 
     died = ()
     lost = (CancelledError,)
-    die_together = False
     tries_alone = 0
 
     def __init__(self, losses: int, most_asked: int) -> None:
