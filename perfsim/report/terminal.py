@@ -26,10 +26,12 @@ def difference_lines(difference: Difference) -> list[str]:
                 None,
                 lambda own: own.before if own.before == own.after else f"{own.before} \u2192 {own.after}",
             ),
-            "before": (text.TIME, lambda own: own.time_before_s),
-            "after": (text.TIME, lambda own: own.time_after_s),
-            "times": (text.RATIO, lambda own: own.ratio),
-            "together": (text.RATIO, lambda own: own.remainder),
+            "healthy before": (text.TIME, "time_before_s"),
+            "healthy after": (text.TIME, "time_after_s"),
+            "on the wall before": (text.TIME, "wall_before_s"),
+            "on the wall after": (text.TIME, "wall_after_s"),
+            "times": (text.RATIO, "ratio"),
+            "together": (text.RATIO, "remainder"),
         },
     )
     lines = [*text.paragraphs(heading), "", *moved.lines(), *text.paragraphs(*difference.missing)]
@@ -44,7 +46,7 @@ def difference_lines(difference: Difference) -> list[str]:
         ratios = [own.reason] if own.reason and count else ratios
         rows.append([own.path, own.before, own.after, *ratios, *[None] * (count - len(ratios))])
     note = (
-        "Times: time to the target after over before. Alone: the first with this input of the second, by "
+        "Times: time on the wall after over before. Alone: the first with this input of the second, by "
         "candidate. Together: what is left of the ratio when the single ones are divided out."
     )
     changed = Table.of({"input": None, "before": None, "after": None, **alone}, rows, note if tried else "")

@@ -138,7 +138,7 @@ class _Change:
     before: str
     after: str
     ratios: tuple[float | None, ...] = ()
-    """By candidate: time with this change alone, over the first study's time; None without an answer."""
+    """By candidate: time on the wall with this change alone, over the first study's; None without one."""
     reason: str = ""
     """Why it could not be tried alone."""
 
@@ -150,13 +150,19 @@ class _Moved:
     before: str
     after: str
     time_before_s: float
+    """Of healthy steps to the target."""
     time_after_s: float
+    wall_before_s: float | None = None
+    """On the wall; None where a document does not tell it."""
+    wall_after_s: float | None = None
     remainder: float | None = None
     """The ratio divided by the ratios of all single changes: what the changes do only together."""
 
     @property
     def ratio(self) -> float:
-        """Time in the second study over that in the first."""
+        """Time on the wall (where it is not known, of healthy steps) over that in the first study."""
+        if self.wall_before_s and self.wall_after_s:
+            return self.wall_after_s / self.wall_before_s
         return self.time_after_s / self.time_before_s
 
 
@@ -194,11 +200,11 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
     moved = []
     for row, (_, one, other) in enumerate(pairs):
         known = [change.ratios[row] for change in changes]
-        times_s = (one.time_to_accuracy_s, other.time_to_accuracy_s)
-        remainder = None
+        times_s = (one.time_to_accuracy_s, other.time_to_accuracy_s, one.wall_s, other.wall_s)
+        own = _Moved(one.label, other.label, *times_s)
         if None not in known:
-            remainder = times_s[1] / times_s[0] / math.prod(ratio or 0.0 for ratio in known)
-        moved.append(_Moved(one.label, other.label, *times_s, remainder))
+            own = replace(own, remainder=own.ratio / math.prod(ratio or 0.0 for ratio in known))
+        moved.append(own)
     missing = [f"{label}: no answer in {first.name}" for label, row in before if row is None]
     missing += [f"{label}: no answer in {second.name}" for label, row in after if row is None]
     return Difference(first.name, second.name, tuple(changes), tuple(moved), tuple(missing))
@@ -269,7 +275,7 @@ def _ratios(
     ratios: list[float | None] = [1.0] * len(before)
     for number, (_, new) in zip(moved, after, strict=True):
         old = before[number][1]
-        ratios[number] = new.time_to_accuracy_s / old.time_to_accuracy_s if old and new else None
+        ratios[number] = new.wall_s / old.wall_s if old and new else None
     return ratios
 
 
@@ -318,6 +324,19 @@ class _AnsweredInput(BaseModel):
     value: object
 
 
+class _AnsweredOutcome(BaseModel):
+    """What a candidate takes in the document of a study's answer; of its time on the wall each figure."""
+
+    label: str
+    wall_s: dict[str, Annotated[float, *number(0.0, _MOST_S)]]
+
+
+class _AnsweredDecision(BaseModel):
+    """The decision in the document of a study's answer."""
+
+    outcomes: list[_AnsweredOutcome] = []
+
+
 class AnswerDocument(BaseModel):
     """The document of a study's answer (`summary.json`), as far as it is read back."""
 
@@ -325,6 +344,7 @@ class AnswerDocument(BaseModel):
     title: str | None = None
     candidates: list[_AnsweredRow]
     assumptions: list[_AnsweredInput]
+    decision: _AnsweredDecision = _AnsweredDecision()
 
 
 def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
@@ -335,6 +355,10 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
     )
     before, after = (
         {row.label: row.time_to_accuracy_s or 0.0 for row in answer.candidates} for answer in (first, second)
+    )
+    was, becomes = (
+        {own.label: own.wall_s.get("typical") for own in answer.decision.outcomes}
+        for answer in (first, second)
     )
     rows = {row.label: row for row in second.candidates}
     for row in first.candidates:
@@ -349,7 +373,11 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     )
-    moved = tuple(_Moved(label, label, before[label], after[label]) for label in before if label in after)
+    moved = tuple(
+        _Moved(label, label, before[label], after[label], was.get(label), becomes.get(label))
+        for label in before
+        if label in after
+    )
     missing = [f"{label}: no answer in {second.study}" for label in before if label not in after]
     missing += [f"{label}: no answer in {first.study}" for label in after if label not in before]
     return Difference(first.study, second.study, changes, moved, tuple(missing))

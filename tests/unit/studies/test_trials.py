@@ -118,15 +118,22 @@ def test_equal_studies_differ_in_nothing(tmp_path: Path) -> None:
 def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
     rows = [{"label": "1 CS-2", "time_to_accuracy_s": time_s} for time_s in (100.0, 150.0)]
     inputs = [{"topic": "device", "name": "peak", "value": value} for value in "12"]
-    both = zip(rows, inputs, strict=True)
-    paths = answers(tmp_path, *({"candidates": [row], "assumptions": [given]} for row, given in both))
+    walls = [{"label": "1 CS-2", "wall_s": {"typical": time_s}} for time_s in (200.0, 250.0)]
+    both = zip(rows, inputs, walls, strict=True)
+    paths = answers(
+        tmp_path,
+        *(
+            {"candidates": [row], "assumptions": [given], "decision": {"outcomes": [wall]}}
+            for row, given, wall in both
+        ),
+    )
     shown = CliRunner().invoke(main, ["diff", *map(str, paths), "--json"])
     assert shown.exit_code == 0, shown.output
     answer = json.loads(shown.output)
     (change,) = answer["changes"]
     assert (change["path"], change["before"], change["after"]) == ("device: peak", "1", "2")
-    assert answer["candidates"][0]["time_after_s"] == 150.0
-    assert "1.500" in CliRunner().invoke(main, ["diff", *map(str, paths)]).output
+    assert [answer["candidates"][0][f"{kind}_after_s"] for kind in ("time", "wall")] == [150.0, 250.0]
+    assert "1.250" in CliRunner().invoke(main, ["diff", *map(str, paths)]).output
     with pytest.raises(InputError, match="two studies or two answers"):
         diff(paths[0], written(tmp_path))
 
