@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -291,8 +292,9 @@ class Settings:
 
     def missing(self, *names: str) -> InputError:
         """The error of a needed key; the help names the present key that is most like it."""
+        given = f"perfsim import {shlex.quote(str(self.source.path))} --out NAME.yaml --set"
         if told := next((name for name in names if name in self.unknown), ""):
-            help_text = f"its value is computed when the script runs; give it with --set {told}=VALUE"
+            help_text = f"its value is computed when the script runs; give it: {given} {told}=VALUE"
             return self.error(told, "the file does not tell this value", help_text)
         roots, first = self._roots(names[0])
         short = [self._roots(name)[1] for name in names]
@@ -302,7 +304,7 @@ class Settings:
         near = next(filter(None, (nearest(name, self.values) for name in short)), "")
         seen = f"the file has `{near}`; " if near else ""
         root = "" if "" in roots else roots[0]
-        help_text = f"{seen}what a file lacks can be given with --set {root}{first}=VALUE"
+        help_text = f"{seen}what a file lacks can be given: {given} {root}{first}=VALUE"
         # The line of a key like the one that is missing, or of the section where it should stand.
         inside = (key for root in roots for key in self.values if root and key.startswith(root))
         like = near or next(inside, "").rpartition(".")[0]

@@ -66,6 +66,19 @@ def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(perfsi
     assert "sliding window of 512" in perfsim("run", *point).stdout
 
 
+@pytest.mark.parametrize(("key", "value"), [("num_attention_heads", 4), ("max_position_embeddings", 2048)])
+def test_the_advice_for_what_a_file_lacks_works_as_it_stands(
+    perfsim: Run, config: Path, tmp_path: Path, key: str, value: int
+) -> None:
+    config.write_text(json.dumps({name: held for name, held in CONFIG.items() if name != key}), "utf-8")
+    point = ("--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
+    _, advice = perfsim("run", "--model", config, *point).stderr.split("can be given: perfsim ")
+    written = tmp_path / "whole.yaml"
+    words = advice.replace("NAME.yaml", str(written)).replace("VALUE", str(value)).split()
+    assert perfsim(*words).exit_code == 0
+    assert perfsim("run", "--model", written, *point).exit_code == 0
+
+
 def test_python_takes_the_file_too(config: Path) -> None:
     model = ps.Model.from_file(config)
     assert (model.name, model.num_layers) == ("small", 2)
