@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from perfsim.api.answers import Study as Study
     from perfsim.api.answers import StudyAnswer as StudyAnswer
     from perfsim.api.answers import SweepAnswer as SweepAnswer
-    from perfsim.api.answers import comparison as comparison
     from perfsim.api.answers import solve as solve
     from perfsim.api.answers import study as study
     from perfsim.api.answers import sweep as sweep
@@ -37,11 +36,12 @@ if TYPE_CHECKING:
     from perfsim.interop.formats import import_file as import_file
     from perfsim.prediction.prediction import Prediction as Prediction
     from perfsim.prediction.question import Question as Question
+    from perfsim.studies.comparisons import comparison as comparison
 
 _HOMES = {
     name: module
     for module, names in {
-        "perfsim.api.answers": "SolveAnswer Study StudyAnswer SweepAnswer comparison solve study sweep",
+        "perfsim.api.answers": "SolveAnswer Study StudyAnswer SweepAnswer solve study sweep",
         "perfsim.api.planning": "PlanAnswer plan",
         "perfsim.api.questions": "predict",
         "perfsim.api.tools": "Model Validation validate",
@@ -51,6 +51,7 @@ _HOMES = {
         "perfsim.interop.formats": "import_file",
         "perfsim.prediction.prediction": "Prediction",
         "perfsim.prediction.question": "Question",
+        "perfsim.studies.comparisons": "comparison",
     }.items()
     for name in names.split()
 }

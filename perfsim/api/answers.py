@@ -1,4 +1,4 @@
-"""`perfsim.study`, `sweep`, `solve` and `comparison`: questions with several answers, and these."""
+"""`perfsim.study`, `sweep` and `solve`: questions with several answers, and these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from perfsim.prediction.question import Verify
 from perfsim.prediction.verification import must_be_right
 from perfsim.report.text import layout_short
 from perfsim.studies.answers import Answer, StudyResult, called, quantities
-from perfsim.studies.comparisons import Comparison, compare
 from perfsim.studies.decision import ratio_of
 from perfsim.studies.executors import Tell, executor_for
 from perfsim.studies.loading import Sweep, changed_study, load_study, load_sweep, priced, study_from
@@ -291,12 +290,3 @@ class SolveAnswer(Solved, Reported):
     def __repr__(self) -> str:
         told = (f"{row.candidate}: {row.text if row.value is not None else 'none'}" for row in self.solutions)
         return f"<solve {self.find}: {'; '.join(told)}>"
-
-
-@within_floats
-def comparison(name: Named, *, catalog: Catalog | None = None) -> Comparison:
-    """Answer a comparison: a name of the catalogue, or the path of a YAML file.
-
-    Raises InputError for what is wrong in the file, and what the predictions and laws of its subject raise.
-    """
-    return compare(str(name), catalog)

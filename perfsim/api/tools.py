@@ -31,7 +31,7 @@ from perfsim.prediction.why import GapExplained
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.prices import Prices
 from perfsim.studies import trials
-from perfsim.studies.comparisons import ComparisonSpec, compare
+from perfsim.studies.comparisons import ComparisonSpec, comparison
 from perfsim.studies.loading import SweepSpec, changed_study, load_study, load_sweep
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec
@@ -176,7 +176,7 @@ _READERS: dict[str, Callable[[Path, Catalog], str]] = {
     "sweep": lambda path, catalog: f"{len(load_sweep(str(path), catalog).points):,} points",
     "cases": partial(_cases, cases.StepCase),
     "convergence": partial(_cases, cases.ConvergenceCase),
-    "comparison": lambda path, catalog: within_floats(compare)(str(path), catalog).title,
+    "comparison": lambda path, catalog: comparison(path, catalog=catalog).title,
     "measured": _measured,
     "prices": _prices,
 }

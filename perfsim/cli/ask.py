@@ -170,9 +170,9 @@ def _planned(study: str, names: list[str], how: options.How) -> list[str]:
 
 def _answer_comparison(name: str, how: options.How) -> None:
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
-    from perfsim.api.answers import comparison
     from perfsim.report.table import plain
     from perfsim.report.validation import comparison_lines, write_comparison
+    from perfsim.studies.comparisons import comparison
 
     if how.dry_run:
         print_lines(prose(f"{name}: a comparison of published figures; nothing was computed"))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from perfsim.base.errors import InputError
+from perfsim.base.errors import InputError, within_floats
 from perfsim.base.groups import listed
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.units import Seconds, number
@@ -351,10 +352,14 @@ class Comparison:
     """What each column is, and where it is from."""
 
 
-def compare(name_or_path: str, catalog: Catalog | None = None) -> Comparison:
-    """The rows and sentences of a comparison by name or from a file; CatalogError with all problems of it."""
+@within_floats
+def comparison(name: str | Path, *, catalog: Catalog | None = None) -> Comparison:
+    """Answer a comparison: a name of the catalogue, or the path of a YAML file.
+
+    Raises InputError for what is wrong in the file, and what the predictions and laws of its subject raise.
+    """
     catalog = catalog or default_catalog()
-    spec = parse_file(catalog.find("study", name_or_path), ComparisonSpec, catalog)
+    spec = parse_file(catalog.find("study", str(name)), ComparisonSpec, catalog)
     (subject,) = spec.subjects
     columns, cells, verdict, note = subject.answer()
     rows = tuple(dict(zip(columns, row, strict=True)) for row in cells)

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.answers import comparison
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.convergence.laws import BESIROGLU
-from perfsim.studies.comparisons import Comparison
+from perfsim.studies.comparisons import Comparison, comparison
 from perfsim.studies.loading import kind_of_study
 
 LOSSES = """\
