@@ -156,8 +156,8 @@ def _planned(study: str, names: list[str], how: options.How) -> list[str]:
     from perfsim.report.text import counted
     from perfsim.studies.loading import load_study
 
-    spec = load_study(study, changes=how.changes)
-    machines = [f"  {point.label}" for point in spec.points if not names or point.candidate.strategy in names]
+    spec = load_study(study, changes=how.changes).compared(names)
+    machines = [f"  {point.label}" for point in spec.points]
     given = spec.batch_sizes
     batches = "several batches" if given == "auto" else counted(len(given), "batch", "batches")
     candidates = counted(len(machines), "candidate")
