@@ -110,6 +110,8 @@ Matrix Multiplication Background User's Guide)."""
 _COLLECTIVES = frozenset(get_args(CollectiveOp))
 COLLECTIVE_LAUNCHES = 3
 """Host launches of one collective: a wait on the communication stream, the kernel, the wait for it."""
+_OF_EXPERTS = ("router.", "shared_experts.", "experts.", "combine.")
+"""How the works of a block with experts begin."""
 
 
 class GpuKernels:
@@ -165,7 +167,19 @@ class GpuKernels:
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
-        return self._with_host(sum(map(self.kernel_s, work.kernels)), work.launches)
+        return self._with_host(sum(map(self.kernel_s, work.kernels)), self._launches(work))
+
+    def _launches(self, work: Work) -> int:
+        """Launches that the device may wait for.
+
+        Those of an exchange are made while its product runs, those of a block with experts are in the time of
+        the host in such a block, where the framework has one.
+        """
+        in_exchange = work.beside is not None and self.recipe.runtime.overlap_tensor
+        in_block = self.framework.expert_pass_s > 0.0 and work.name.startswith(_OF_EXPERTS)
+        if in_exchange or in_block:
+            return 0
+        return COLLECTIVE_LAUNCHES if work.kind.is_communication else work.launches
 
     def price_gemms(self, works: Iterable[Work]) -> None:
         """Price all matrix products of some works at once, as arrays; later prices find them in the cache."""
@@ -289,7 +303,7 @@ class GpuCosts(GpuKernels, Costs):
             parts_s = seconds.total_s.tolist(), seconds.bytes_s.tolist()
             for work, alone_s, bytes_s in zip(members, *parts_s, strict=True):
                 exposed_s = self._exposed_s(work, alone_s)
-                self._works[work] = self._with_host(exposed_s, COLLECTIVE_LAUNCHES)
+                self._works[work] = self._with_host(exposed_s, self._launches(work))
                 # Of what a product hides, bytes have the same share as of the whole.
                 self._bytes_s[work] = bytes_s / alone_s * exposed_s if alone_s > 0.0 else 0.0
         for work in new:

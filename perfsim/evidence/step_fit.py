@@ -67,7 +67,6 @@ _CONSTANTS = {
     "expert_pass_s": _Constant("framework", "framework", of_experts=True),
     "grouped_rate": _Constant("framework", "framework", at_most_1=True, of_experts=True),
     "partial_node_rank_bytes_per_s": _Constant("network", "all"),
-    "all_to_all_slowdown": _Constant("network", "all", of_experts=True),
     "attention_half_length": _Constant("device", "all"),
     "attention_fraction": _Constant("device", "all"),
     "sustained_fraction": _Constant("device", "device", at_most_1=True),

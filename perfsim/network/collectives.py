@@ -170,8 +170,7 @@ class CollectiveModel:
             # Every rank sends 1/size to every other rank; transfers inside and across nodes overlap.
             kept = n_bytes * (group.most_per_node / group.size)
             sent = n_bytes * (1 - group.fewest_per_node / group.size)
-            across = self._send(sent, self._network.all_to_all_slowdown)
-            busy = across.slowest(self._inside(op, kept, group.most_per_node))
+            busy = self._send(sent).slowest(self._inside(op, kept, group.most_per_node))
         else:
             # NCCL runs trees across nodes for all-reduces only.
             protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
@@ -241,10 +240,10 @@ class CollectiveModel:
         lines = [Seconds(line.latency_s, n_bytes * line.bytes_s) for line in self._lines(op, size, size)]
         return reduce(Seconds.fastest, lines)
 
-    def _send(self, n_bytes: Floats, times: float = 1.0) -> Seconds:
-        """What a device sends to other nodes, so many times as long."""
-        latency_s = np.asarray(times * (self._network.send_recv_latency_s + self.late_s[1]))
-        return Seconds(latency_s, times * (n_bytes / self._nic_bytes_per_s))
+    def _send(self, n_bytes: Floats) -> Seconds:
+        """What a device sends to other nodes."""
+        latency_s = np.asarray(self._network.send_recv_latency_s + self.late_s[1])
+        return Seconds(latency_s, n_bytes / self._nic_bytes_per_s)
 
     def _in_network(self, n_bytes: Floats, group: Group) -> Seconds:
         """An all-reduce in switches, where data passes each link once each way; inf without such switches."""

@@ -264,8 +264,6 @@ class NetworkConstants(Constants):
     protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
     send_recv_latency_s: Latency
     """Latency of a point-to-point message between nodes."""
-    all_to_all_slowdown: Annotated[float, *number(1, 100)] = 1.0
-    """Time of an all-to-all across nodes over the time of its bytes at the bus bandwidth of the NICs."""
     partial_node_rank_bytes_per_s: BytesPerSecond | None = None
     """Where devices share NICs: bound on the bus bandwidth, for each of its ranks on a node, of a group with
     several ranks of each node, but not all."""

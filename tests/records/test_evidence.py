@@ -247,7 +247,7 @@ ONLY: tuple[dict[str, Any], ...] = (
     {"only": ["host_s_per_kernel", "pass_s", "host_blocking_s_per_kernel"], "source": "here"},
     {"device": "a100-sxm4-80gb", "only": ["host_s_per_kernel"]},
     {"device": "h100-sxm5-80gb", "device_only": True},
-    {"only": ["grouped_rate", "all_to_all_slowdown"]},
+    {"only": ["grouped_rate", "expert_pass_s"]},
 )
 
 

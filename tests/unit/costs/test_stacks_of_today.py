@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,15 @@ def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(row
     assert costs.duration_s(gather(whole)) == pytest.approx(
         float(run.end_s.max()) - costs.kernel_s(whole), rel=1e-6
     )
+
+
+def test_the_device_waits_for_no_launch_in_an_exchange_or_a_block_with_experts() -> None:
+    stack = {"host_s_per_kernel": 1.0, "expert_pass_s": 1.0}
+    costs = prices(stack=stack, overlap_tensor=True, precision="bf16")
+    block = Work("experts.forward", Kind.COMP, "experts", "forward", kernels=(product(None),))
+    for work in (gather(product(None)), replace(gather(), name="experts.dispatch"), block):
+        assert costs.duration_s(work) < 1.0
+    assert costs.duration_s(gather()) >= 3.0
 
 
 def test_a_product_hides_nothing_where_the_recipe_does_not_overlap() -> None:
