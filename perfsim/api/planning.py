@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 from perfsim.api.questions import Reported, Rows, asks, values_of
-from perfsim.base.errors import InputError, within_floats
+from perfsim.base.errors import InputError, PerfsimError, within_floats
 from perfsim.catalog import Catalog
 from perfsim.prediction.question import Objective, question_of
 from perfsim.report.text import layout_short
 from perfsim.studies.executors import executor_for
-from perfsim.studies.shortlist import SHOWN, Planned, plan_on
+from perfsim.studies.shortlist import SHOWN, Planned, plan_layouts
 
 
 @asks("plan")
@@ -38,7 +39,11 @@ def plan(
     if not (isinstance(count, int) and count >= 1):
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
     question = question_of(given, catalog, "plan")
-    planned = plan_on(executor_for(1, scheduler), question, objective, shown)
+    answer = partial(plan_layouts, objective=objective, shown=shown)
+    with executor_for(1, scheduler).answers(answer, [("", question)]) as finished:
+        ((_, planned),) = finished
+    if isinstance(planned, PerfsimError):  # its worker died
+        raise planned
     return PlanAnswer(**values_of(planned))
 
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
 from perfsim.base.errors import InputError, PerfsimError, PlanError
@@ -28,7 +27,6 @@ from perfsim.specs.layout import Layout, text_of
 from perfsim.strategies import Plan
 from perfsim.strategies.three_d.data import SHARDED
 from perfsim.studies.batches import Target
-from perfsim.studies.executors import Executor
 from perfsim.studies.spec import ConvergenceSpec
 
 # The cheapest run on the machine that tells two layouts apart.
@@ -226,16 +224,6 @@ class Planned:
     def emit(self, tool: str) -> str:
         """Flags or a file of the first layout. Raises InputError where the tool cannot run it."""
         return self.best.emit(tool)
-
-
-def plan_on(executor: Executor, question: Question, objective: Objective, shown: int) -> Planned:
-    """`plan_layouts` by a worker, as one item. Raises as it does, and PerfsimError where the worker dies."""
-    plan = partial(plan_layouts, objective=objective, shown=shown)
-    with executor.answers(plan, [("", question)]) as finished:
-        ((_, planned),) = finished
-    if isinstance(planned, PerfsimError):
-        raise planned
-    return planned
 
 
 def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:
