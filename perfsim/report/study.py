@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,6 @@ from typing import Any
 
 from perfsim.base.groups import listed
 from perfsim.base.text import MISSING
-from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.caveats import CODES, Concern
 from perfsim.report import study_figures, text
 from perfsim.report.page import Page, Section, caveats_section, slugify
@@ -556,13 +556,13 @@ def study_document(result: answers.StudyResult, *, report: str = "index.html") -
 
 def write_study(result: answers.StudyResult, folder: Path) -> Path:
     """Write `index.html`, `summary.json` and a trace for each candidate; returns the page."""
-    runs = [own.run for own in result.candidates]
-    words = [(run.plan.system.name, str(run.plan.topology.num_devices), run.plan.strategy) for run in runs]
-    names = [
-        f"{name}.json.gz"
-        for name in text.numbered(["_".join(["trace", *map(slugify, own)]) for own in words], "{}_{}")
-    ]
-    for run, name in zip(runs, names, strict=True):
-        StepTrace(run.trace, run.placed.pacing_links(), run.named_shares).save(folder / name)
+    seen = Counter[str]()
+    names = []
+    for own in result.candidates:
+        words = (own.run.plan.system.name, str(own.num_devices), own.strategy)
+        name = "_".join(["trace", *map(slugify, words)])
+        seen[name] += 1
+        names.append(f"{name}{f'_{seen[name]}' if seen[name] > 1 else ''}.json.gz")
+        own.trace.save(folder / names[-1])
     page = study_page(result, trace_names=names)
     return page.write(folder, document_text(study_document(result)))

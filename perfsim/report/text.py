@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
@@ -216,16 +215,6 @@ def _setting(name: str, value: Any) -> str:
 def human(name: str) -> str:
     """`tensor_communication` -> `tensor communication`; a unit suffix is dropped."""
     return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
-
-
-def numbered(names: Iterable[str], again: str) -> list[str]:
-    """The names, told apart: where one comes again, `again` joins it and how many times it was there."""
-    seen = Counter[str]()
-    told = []
-    for name in names:
-        seen[name] += 1
-        told.append(name if seen[name] == 1 else again.format(name, seen[name]))
-    return told
 
 
 def ranks(answers: Sequence[Ranked]) -> list[tuple[str, str]]:
