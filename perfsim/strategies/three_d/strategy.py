@@ -211,9 +211,12 @@ def _nearest_fit(
         f"{name} {was} \u2192 {now}" for name, was, now in pairs if was != now and now is not None
     )
     where = f" on {nearest.num_devices} devices" if nearest.num_devices != layout.num_devices else ""
+    limits = job.runtime.searched
+    leaves = limits is not None and limits.runs(layout) and not limits.runs(nearest)
+    searched = " with --runs-on any" if leaves else ""
     if not options:
-        return f"try {changes}{where}, which fits"
-    return f"{alone}; with{options}{' and ' if changes else ''}{changes}{where} it fits"
+        return f"try {changes}{where}, which fits{searched}"
+    return f"{alone}; with{options}{' and ' if changes else ''}{changes}{where} it fits{searched}"
 
 
 def _eased(job: Job) -> Iterator[tuple[str, Job]]:

@@ -213,6 +213,10 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
             ),
         ),
         (
+            ("run", "--model", "llama31_70b", "--system", "dgx-h100", "--devices", "2", "--batch", "24"),
+            ("zero_stage 0 → 2, which fits with --runs-on any",),
+        ),
+        (
             (*LARGE, "--system", NO_HOST),
             ("no plan fits: strategy 3d, 8 MI300X", "closest: ", "stage 0 needs", "try "),
         ),
