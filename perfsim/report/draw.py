@@ -199,10 +199,6 @@ class Series(NamedTuple):
             dash = DASHES[index % len(DASHES)]
             yield cls(name, rows.sorted(x), SERIES[index % len(SERIES)], symbol, dash)
 
-    def points(self, x: str, y: str) -> list[tuple[float, float]]:
-        """The numbers of two columns."""
-        return list(zip(self.table.values(x), self.table.values(y), strict=True))
-
     def curve(
         self, x: str, y: str, hover: Sequence[str], *, dash: str = "", **marker: Any
     ) -> list[go.Scatter]:

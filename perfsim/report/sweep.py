@@ -345,9 +345,9 @@ def _scaling_curve(table: Table) -> go.Figure:
     for series in draw.Series.of(table, "devices"):
         devices = series.table.values("devices")
         traces += series.curve("devices", WALL, series.table.hovers(), dash="solid")
-        points = series.points(WALL, "efficiency")
         look = draw.IDEAL | {"color": series.colour}
-        ideal = [time * share for time, share in points]
+        shares = zip(series.table.values(WALL), series.table.values("efficiency"), strict=True)
+        ideal = [time * share for time, share in shares]
         traces.append(draw.line(devices, ideal, look, legendgroup=text.esc(series.name)))
     unit = table.unit(WALL).name
     counts = table.values("devices")
