@@ -14,6 +14,8 @@ from perfsim.base.errors import CatalogError, Problem, refused_values
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import refusal
 
+PROSE = frozenset({"description", "sources", "assumed"})
+"""Fields that explain a description, and on which no answer depends."""
 CHANGED = "set in Python"
 """The assumption recorded for a value that `with_` changed."""
 

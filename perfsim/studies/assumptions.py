@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfsim.base.errors import CatalogError
+from perfsim.base.spec import PROSE
 from perfsim.base.text import covering
 from perfsim.base.units import dimension_of, format_quantity
 from perfsim.catalog import Catalog, default_catalog
@@ -16,9 +17,7 @@ from perfsim.studies.answers import Assumption, Production, leaves
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import StudySpec
 
-_NOT_CONSTANTS = frozenset(
-    {"name", "description", "sources", "assumed", "fit", "kind", "device", "cases", "peak_profile"}
-)
+_NOT_CONSTANTS = PROSE | {"name", "fit", "kind", "device", "cases", "peak_profile"}
 DIGITS = 4
 
 

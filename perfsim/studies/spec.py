@@ -23,7 +23,7 @@ from pydantic import (
 from perfsim.base.dates import EQUAL, LATEST, check_day
 from perfsim.base.errors import MOST_SHOWN, CatalogError, InputError, LayoutError
 from perfsim.base.sizes import MOST_CHOICES
-from perfsim.base.spec import CatalogSpec, FolderName, Spec
+from perfsim.base.spec import PROSE, CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number, refusal
 from perfsim.convergence.critical_batch import LAWS
@@ -438,7 +438,7 @@ class Point:
 
 # A digest of everything that affects the answer to a study.
 
-_PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit", "noun"})
+_UNREAD = PROSE | {"title", "question", "fit", "noun"}
 """Keys that explain a value and do not affect an answer."""
 SHARED = (
     "model", "recipe", "runtime", "runs_on", "rank", "as_of", "memory_limit", "convergence", "batch_sizes",
@@ -476,7 +476,7 @@ def _digest(document: Any) -> str:
 
 def _without_prose(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_prose(item) for key, item in value.items() if key not in _PROSE}
+        return {key: _without_prose(item) for key, item in value.items() if key not in _UNREAD}
     if isinstance(value, list):
         return [_without_prose(item) for item in value]
     return value

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from perfsim.base.errors import InputError, PerfsimError, attempt
 from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.base.spec import PROSE
 from perfsim.base.units import number
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
@@ -122,7 +123,7 @@ def _with_system(asked: Question, path: str, value: Any) -> Question:
 
 # What differs between two studies, and how much each changed input moves the answer.
 
-LEFT_OUT = frozenset({"name", "title", "question", "description", "sources", "assumed", "sampling"})
+LEFT_OUT = PROSE | {"name", "title", "question", "sampling"}
 """Fields that move no time."""
 MOST_CHANGES = 24
 _MOST_S = 1e18

@@ -13,6 +13,7 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from perfsim.base.groups import listed
+from perfsim.base.spec import PROSE
 from perfsim.base.text import number
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import EqualDevices, split_speedup
@@ -206,7 +207,7 @@ MAX_SENTENCES = 3
 """Most sentences of one kind; the page shows the rest."""
 BILL = ("wall_s", "device_hours", "energy_kwh", "carbon_kg", "money")
 """What a point's document says of its outcome, each with its 90 % interval."""
-_PROSE = ("description", "sources", "assumed", "fit", "name")
+_UNLISTED = PROSE | {"fit", "name"}
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ class Change:
 def _values(spec: BaseModel, root: str) -> dict[str, str]:
     """Every value of a description as text, by its dotted path; names and prose are left out."""
     texts = {}
-    for path, value in leaves(spec.model_dump(mode="json"), root, _PROSE):
+    for path, value in leaves(spec.model_dump(mode="json"), root, _UNLISTED):
         text = f"{value:.6g}" if isinstance(value, float) else setting_text(value)
         texts[path] = "" if value is None else text
     return texts
