@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perfsim.base.errors import InputError
+from perfsim.base.errors import InputError, LayoutError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.proof import prove
@@ -64,6 +64,11 @@ def test_a_layout_keeps_its_ranks_uneven_stages_and_micro_batches() -> None:
     assert plan.layout.layers_per_stage == (0, 2, 2)
     assert plan.job.model.hidden_size < 100
     assert plan.job.seq_length < 10
+
+
+def test_a_layout_that_the_model_cannot_have_is_not_proven() -> None:
+    with pytest.raises(LayoutError, match="num_attention_heads 32 is not a multiple of tensor 3"):
+        list(prove.plans_of(prove.Request("llama31_8b", layout="tp=3,dp=2")))
 
 
 def test_a_strategy_may_be_asked_for_alone() -> None:
