@@ -375,14 +375,6 @@ class SweepResult:
                 steps.setdefault(members[0].machine, [Change(*pair) for pair in pairwise(members)])
         return steps
 
-    @property
-    def first_sentence(self) -> str:
-        """Which point reaches the one target first, and when."""
-        first = min(self.feasible, key=lambda point: point.prediction.wall_s)
-        reach = verb(first.num_devices, "reach", "reaches")
-        taken = first.outcome.wall_s
-        return f"{first.named} {reach} the target first, after {duration(taken.typical, taken.band)}."
-
     @cached_property
     def sentences(self) -> Sequence[str]:
         """Who reaches the target first, how machines compare or scale, and what variants change."""
@@ -409,7 +401,11 @@ class SweepResult:
             summary = [] if self.atlas is None else [self.atlas.sentence]
             alone = [] if compared else map(_scales, self.series[:MAX_SENTENCES])
             return [*summary, *map(_first_at_each, compared), *alone]
-        return [self.first_sentence, _matched(self.matches) if self.matches else _scales(self.series[0])]
+        earliest = min(self.feasible, key=lambda point: point.prediction.wall_s)
+        reach = verb(earliest.num_devices, "reach", "reaches")
+        when = duration(earliest.outcome.wall_s.typical, earliest.outcome.wall_s.band)
+        more = _matched(self.matches) if self.matches else _scales(self.series[0])
+        return [f"{earliest.named} {reach} the target first, after {when}.", more]
 
     @property
     def command(self) -> str:
@@ -528,22 +524,19 @@ def _takes(point: PointResult, machine: str) -> str:
 def _matched(matches: Sequence[Match]) -> str:
     """The largest rival that is matched and one at most a quarter of its size, or that none is matched."""
     same_rival = [match for match in matches if match.rival.system == matches[0].rival.system]
-    matched = [match for match in same_rival if match.fewest is not None]
+    matched = [(match, match.fewest) for match in same_rival if match.fewest is not None]
     if not matched:
         series = same_rival[0].series
         rival = same_rival[0].rival
-        most = series.last.num_devices
-        return f"No number of {series.several} up to {most:,} matches {rival.named} ({_time(rival)})."
-    largest = matched[-1]
-    quarter = [match for match in matched if 4 * match.rival.num_devices <= largest.rival.num_devices]
-    return " ".join(_match_sentence(match) for match in [*quarter[-1:], largest])
+        count = f"up to {series.last.num_devices:,}"
+        return f"No number of {series.several} {count} matches {rival.named} ({_time(rival)})."
+    most = matched[-1][0].rival.num_devices
+    quarter = [pair for pair in matched if 4 * pair[0].rival.num_devices <= most]
+    return " ".join(_match_sentence(*pair) for pair in [*quarter[-1:], matched[-1]])
 
 
-def _match_sentence(match: Match) -> str:
+def _match_sentence(match: Match, fewest: PointResult) -> str:
     rival = f"{match.rival.named} ({_time(match.rival)})"
-    fewest = match.fewest
-    if fewest is None:
-        return f"Nothing matches {rival}."
     count = fewest.num_devices
     low = match.possibly or count
     if low == match.surely:
