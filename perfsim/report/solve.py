@@ -37,10 +37,7 @@ def _solutions(solved: Solved) -> Table:
     }
     for name in dict.fromkeys(name for row in solved.solutions for name in row.quantity):
         columns[text.human(name)] = _unit(name, solved), f"quantity.{name}"
-    table = Table.each(solved.solutions, columns)
-    return table.only(
-        *(name for name in columns if any(cell.value is not None for cell in table.column(name)))
-    )
+    return Table.each(solved.solutions, columns).known()
 
 
 def _asked(solved: Solved) -> str:

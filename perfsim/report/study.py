@@ -411,14 +411,9 @@ def _like_lines(shown: Sequence[answers.Answer], decision: answers.Decision) -> 
     """The same on a terminal where machines differ, without the columns that nothing is known of."""
     if not decision.rival:
         return []
-    table = replace(_like_table(shown, decision), caption="")
-    known = [
-        column.name
-        for column, *cells in zip(table.columns, *table.rows, strict=True)
-        if any(cell.value == cell.value for cell in cells)
-    ]
+    table = replace(_like_table(shown, decision).known(), caption="")
     heading = "Like with like: at the power, and the price an hour, of the first; in proportion to devices"
-    return ["", *text.paragraphs(heading), *table.only(*known).lines()]
+    return ["", *text.paragraphs(heading), *table.lines()]
 
 
 def _like_with_like(result: answers.StudyResult) -> Iterator[Section]:

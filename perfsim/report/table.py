@@ -97,6 +97,11 @@ class Table:
         rows = [[row[index] for index in indices] for row in self.rows]
         return replace(self, columns=[self.columns[index] for index in indices], rows=rows)
 
+    def known(self) -> Table:
+        """Without the columns in which all cells are None or NaN."""
+        values = {column.name: [cell.value for cell in self.column(column.name)] for column in self.columns}
+        return self.only(*(name for name in values if any(v is not None and v == v for v in values[name])))
+
     def grouped(self) -> Table:
         """Each value of the first column as a heading above its rows, which the second column names."""
         rows: list[Sequence[Cell]] = []
