@@ -45,7 +45,7 @@ def runtime_on(question: Question) -> Runtime:
 
 def choices(question: Question) -> Sequence[Runtime]:
     """The runtimes or releases that may run a question, the oldest first; alone the one that it names."""
-    given = question.runtime or question.recipe.runtime
+    given = question.named_runtime
     if question.runtime is not None and question.machine.has_host(question.system):
         return [given]
     return question.machine.generations(question.system, given)

@@ -49,6 +49,8 @@ MEMORY_LIMIT = 0.94
 ERAS = (("2023-07", "llm_2024"), ("", "llm_2021"))
 """Recipes by the first month in which the models that they train were published; FlashAttention-2 (arXiv
 2307.08691) parts the two. A model that does not say when is one of today."""
+USUAL = "usual"
+"""The runtime of a recipe that leaves the choice to the rule of `perfsim.specs.stacks`."""
 _SHARDED = re.compile(r"\bzero(?:_stage)?=[23]")
 
 
@@ -290,10 +292,16 @@ class Question:
         """The cost model of the step."""
         return self.prices or self.machine.costs(self.topology, self.job.recipe)
 
+    @property
+    def named_runtime(self) -> Runtime:
+        """The runtime whatever the day: the question's, else the recipe's, or what the rule chooses for it."""
+        runtime = self.runtime or self.recipe.runtime
+        return _usual_runtime(self) if runtime.name == USUAL else runtime
+
     @cached_property
     def ran_by(self) -> Runtime:
         """What runs it: its runtime, else the recipe's; of a day the newest. InputError where none can."""
-        runtime = self.runtime or self.recipe.runtime
+        runtime = self.named_runtime
         if self.as_of:
             from perfsim.prediction.dates import runtime_on
 
@@ -413,23 +421,19 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     if isinstance(layout := values.get("layout"), Mapping):
         values["layout"] = text_of_fields(layout)
     model: TransformerConfig = values["model"]
-    era = usual_recipe(model)
-    recipe: Recipe = values.get("recipe") or catalog.recipe(era)
-    if "recipe" not in values and not values.get("as_of"):
-        precision = str(given.get("recipe.precision") or recipe.precision)
-        recipe = _as_usual(recipe, values, precision, catalog, recent=era == ERAS[0][1])
+    recipe: Recipe = values.get("recipe") or catalog.recipe(usual_recipe(model))
     if recipe.name in dict(ERAS).values():
         length = min(recipe.seq_length, model.max_position_embeddings)
         recipe = recipe.model_copy(update={"seq_length": length})
     values["recipe"] = recipe
-    if any(path.startswith("runtime.") for path in given):
-        values.setdefault("runtime", recipe.runtime)
     if isinstance(perturbed := values.get("perturbations"), str):
         values["perturbations"] = parse_perturbations(perturbed)
     question = Question(**values)
     _check_read(question, [path for path in given if "." in path or path in whole])
-    for root, changes in changes_by_root(given).items():
-        changed = catalog.override_part(root, getattr(question, known[root].field), changes)
+    by_root = changes_by_root(given)
+    for root in sorted(by_root, key="runtime".__eq__):  # the recipe's precision may decide which it is
+        part = question.named_runtime if root == "runtime" else getattr(question, known[root].field)
+        changed = catalog.override_part(root, part, by_root[root])
         question = replace(question, **{known[root].field: changed})
     try:
         return question.check()
@@ -445,24 +449,21 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
         raise CatalogError(placed) from None
 
 
-def _as_usual(
-    recipe: Recipe, values: Mapping[str, Any], precision: str, catalog: Catalog, *, recent: bool
-) -> Recipe:
-    """The recipe with the runtime that the rule of `perfsim.specs.stacks` chooses; on wafers as it is."""
-    from perfsim.machines import machine_of
+def _usual_runtime(question: Question) -> Runtime:
+    """The runtime that the rule of `perfsim.specs.stacks` chooses; on wafers only the month matters."""
+    from perfsim.catalog import default_catalog
     from perfsim.specs.stacks import RUNTIMES, of_2021, usual_stack
 
-    system: SystemSpec = values["system"]
-    if not machine_of(system).has_host(system):
-        return recipe
-    layout = values.get("layout")
+    layout = question.layout
     stage = _SHARDED.search(layout) if isinstance(layout, str) else getattr(layout, "zero_stage", 0) > 1
-    strategy = values.get("strategy", "")
+    strategy = question.strategy
     sharded = bool(stage) or getattr(strategy, "name", strategy) == "zero3"
-    device = system.device.name
-    fused = recent or not of_2021(device)
-    stack = usual_stack(device, precision, sharded=sharded, fused=fused, recent=recent)
-    return recipe.model_copy(update={"runtime": catalog.load("runtime", RUNTIMES[stack.framework])})
+    device = question.system.device.name
+    recent = usual_recipe(question.model) == ERAS[0][1]
+    fused = recent or (question.machine.has_host(question.system) and not of_2021(device))
+    stack = usual_stack(device, question.recipe.precision, sharded=sharded, fused=fused, recent=recent)
+    usual: Runtime = default_catalog().load("runtime", RUNTIMES[stack.framework])
+    return usual
 
 
 def changes_by_root(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -331,8 +331,8 @@ class StudySpec(CatalogSpec):
         return max(min(last for _, last in days), *(first for first, _ in days))
 
     def runtime_of(self, candidate: CandidateSpec) -> Runtime:
-        """The training stack of a candidate: its own, the study's, or the recipe's."""
-        return candidate.runtime or self.runtime or self.recipe.runtime
+        """The training stack of a candidate: its own, the study's, the recipe's, or what the rule chooses."""
+        return Point(self.model_copy(update={"candidates": (candidate,)})).question.named_runtime
 
     def prices_of(self, candidate: CandidateSpec) -> Prices:
         """The study's prices with the candidate's own."""

@@ -143,10 +143,11 @@ def test_a_model_is_trained_as_models_of_its_age_were_unless_a_recipe_is_named(
     model: TransformerConfig, given: str | None, recipe: str, tokens: int
 ) -> None:
     fields = {"model": model, "system": "dgx-h100", "devices": 8, "recipe": given}
-    chosen = question_of(fields).recipe
+    chosen = question_of(fields).job.recipe
     assert (chosen.name, chosen.seq_length) == (recipe, tokens)
-    if given is None:
-        assert (chosen.runtime.name, chosen.dropout) == ("megatron_core", recipe == "llm_2021")
+    own = given == "gpt3_pretraining"
+    assert chosen.runtime.name == ("megatron_2021" if own else "megatron_core")
+    assert chosen.dropout == (recipe != "llm_2024")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,8 @@ def test_a_model_is_trained_as_models_of_its_age_were_unless_a_recipe_is_named(
         ({"layout": "dp=8,mbs=1,zero=1"}, "megatron_core"),
         ({"strategy": "zero3", "recipe.precision": "fp8"}, "torchtitan"),
         ({"system": "mi300x-192gb"}, "primus"),
-        ({"system": "mi300x-192gb", "recipe": "llm_2024"}, "megatron_core"),
+        ({"system": "mi300x-192gb", "recipe": "llm_2024"}, "primus"),
+        ({"recipe": "gpt3_pretraining"}, "megatron_2021"),
         ({"runtime": "megatron_2021"}, "megatron_2021"),
     ],
 )

@@ -181,9 +181,9 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
     assert thin.step_time_s - wide.step_time_s == pytest.approx(3 * bytes_s, rel=1e-6)
 
 
-def test_the_default_runtime_is_the_recipes_and_names_the_tool_that_takes_its_plans() -> None:
+def test_the_usual_runtime_names_the_tool_that_takes_its_plans() -> None:
     question = question_of({"model": "gpt3_xl", "system": "dgx-h100", "devices": 8, "recipe": "llm_2024"})
-    assert question.job.runtime == question.recipe.runtime
+    assert question.job.runtime == default_catalog().load("runtime", "megatron_core")
     assert question.job.runtime.takes_plans == "megatron"
     other = replace(question, runtime=default_catalog().load("runtime", "csoft_1p7"))
     assert other.job.runtime.name == "csoft_1p7"
