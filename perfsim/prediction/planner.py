@@ -23,6 +23,7 @@ from perfsim.prediction.risk import MOST, Ranked, expected, points_of, weight_of
 from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated
 from perfsim.specs.layout import Layout, ParallelLayout, text_of
 from perfsim.strategies import Plan
+from perfsim.strategies.plan import Screening
 from perfsim.strategies.three_d.legal import RefusedLayoutError
 
 ESTIMATE_ERROR = 0.02
@@ -48,8 +49,9 @@ MOST_LISTED = 400
 
 @dataclass(frozen=True)
 class _Screened:
-    """A feasible plan with its estimated step time."""
+    """A feasible plan of a question with its estimated step time."""
 
+    question: Question
     estimate_s: float
     plan: Plan
 
@@ -58,11 +60,16 @@ class Search:
     """The layouts of a question and its rank, screened; PlanError says why none, `advised` what is near."""
 
     def __init__(self, question: Question, *, advised: bool = True) -> None:
-        self.question = question
         present_limits().in_time(lambda: f"no layout screened yet on {question.label}")
-        screening = self._whole = question.chosen.screen(question.job, question.topology, question.costs)
+        self.question = question
+        self._whole = _screening(question)
+        other = None if self._whole.feasible else question.sharded
+        if other is not None and (whole := _screening(other)).feasible:
+            self.question = other
+            self._whole = whole
+        screening = self._whole
         if screening.feasible:
-            self._points = points_of(screening, question.job, question.system.device)
+            self._points = points_of(screening, self.question.job, question.system.device)
             self.keep(self.proven if question.rank == "proven" else None)
             return
         job = question.job
@@ -164,7 +171,7 @@ class Search:
         except (LayoutError, MemoryCapacityError) as error:
             name = self.question.chosen.name
             raise PlanError([f"strategy {name} screens {text_of(layout)}: {error}"]) from None
-        return _Screened(float(self.estimate_s[index]), plan)
+        return _Screened(self.question, float(self.estimate_s[index]), plan)
 
 
 def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> Iterator[Evaluation]:
@@ -226,6 +233,10 @@ def _fastest(searched: Search, beaten_by: Evaluation | None = None) -> Evaluatio
     return deque(confirmed(searched, beaten_by=beaten_by), maxlen=1).pop()
 
 
+def _screening(question: Question) -> Screening:
+    return question.chosen.screen(question.job, question.topology, question.costs)
+
+
 def _planned(question: Question, layout: Layout, *, check_memory: bool = True) -> Plan:
     """The plan of one layout; LayoutError or MemoryCapacityError says what is wrong with it."""
     return question.chosen.plan(question.job, question.topology, layout, check_memory=check_memory)
@@ -262,7 +273,7 @@ def refusal(question: Question) -> PerfsimError | None:
         return error
     except PlanError as error:
         with suppress(PlanError):  # a strategy may refuse the batch itself
-            if question.chosen.screen(question.job, question.topology, question.costs).screened:
+            if _screening(question).screened:
                 return None  # some are legal, and none fits in memory
         return error
     return None
@@ -274,7 +285,7 @@ def estimated(question: Question, *, advised: bool = True) -> _Screened:
         searched = Search(question, advised=advised)
         return searched.plan(int(searched.order[0]))
     plan = plan_of(question)
-    return _Screened(question.chosen.estimate_s(plan, question.costs), plan)
+    return _Screened(question, question.chosen.estimate_s(plan, question.costs), plan)
 
 
 def best_plan(question: Question, *, ranks: bool = False, reported: bool = True) -> Evaluation:

@@ -296,7 +296,21 @@ class Question:
     def named_runtime(self) -> Runtime:
         """The runtime whatever the day: the question's, else the recipe's, or what the rule chooses for it."""
         runtime = self.runtime or self.recipe.runtime
-        return _usual_runtime(self) if runtime.name == USUAL else runtime
+        return _usual_runtime(self, sharded=self._is_sharded) if runtime.name == USUAL else runtime
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether it asks for ZeRO 2 or 3, which without a tool means FSDP."""
+        layout = self.layout
+        stage = _SHARDED.search(layout) if isinstance(layout, str) else getattr(layout, "zero_stage", 0) > 1
+        fixed = getattr(self.strategy, "name", self.strategy) == "zero3"
+        return self.runs_on is None and bool(stage or fixed)
+
+    @property
+    def sharded(self) -> Question | None:
+        """The same with the runtime of ZeRO 2 and 3, where the rule chose one for ZeRO 0 and 1; else None."""
+        chosen = self.ran_by.zero_stages is not None and self.runtime is None
+        return replace(self, runtime=_usual_runtime(self, sharded=True)) if chosen else None
 
     @cached_property
     def ran_by(self) -> Runtime:
@@ -449,21 +463,20 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
         raise CatalogError(placed) from None
 
 
-def _usual_runtime(question: Question) -> Runtime:
+def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
     """The runtime that the rule of `perfsim.specs.stacks` chooses; on wafers only the month matters."""
     from perfsim.catalog import default_catalog
     from perfsim.specs.stacks import RUNTIMES, of_2021, usual_stack
 
-    layout = question.layout
-    stage = _SHARDED.search(layout) if isinstance(layout, str) else getattr(layout, "zero_stage", 0) > 1
-    strategy = question.strategy
-    sharded = bool(stage) or getattr(strategy, "name", strategy) == "zero3"
     device = question.system.device.name
     recent = usual_recipe(question.model) == ERAS[0][1]
     fused = recent or (question.machine.has_host(question.system) and not of_2021(device))
     stack = usual_stack(device, question.recipe.precision, sharded=sharded, fused=fused, recent=recent)
     usual: Runtime = default_catalog().load("runtime", RUNTIMES[stack.framework])
-    return usual
+    if sharded or question.runs_on or question.as_of:
+        return usual
+    # A given layout of ZeRO 2 or 3 gets another runtime, so none is planned for this one.
+    return usual.model_copy(update={"zero_stages": (0, 1)})
 
 
 def changes_by_root(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -64,6 +64,8 @@ class Runtime(DatedSpec):
     """Host-side costs of the training framework; required on GPUs."""
     tool: RunsOn | None = None
     """The tool that runs its plans; any: none needs to; None: the framework's."""
+    zero_stages: tuple[Literal[0, 1, 2, 3], ...] | None = None
+    """ZeRO stages of the layouts that are planned with it; None: all that its tool runs."""
     software_release: Release | None = None
     """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""
 
@@ -89,8 +91,8 @@ class Runtime(DatedSpec):
         if tool is None:
             return None
         if framework is None or framework.date_is_recalled:  # which limits nothing
-            return Limits(tool)
-        return Limits(tool, framework.date or "")
+            return Limits(tool, zero_stages=self.zero_stages)
+        return Limits(tool, framework.date or "", self.zero_stages)
 
     @property
     def stack(self) -> FrameworkCalibration | None:

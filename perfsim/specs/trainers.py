@@ -247,6 +247,8 @@ class Limits:
     tool: Tool
     month: str = ""
     """Empty: its newest release."""
+    zero_stages: tuple[int, ...] | None = None
+    """None: all that it runs."""
 
     @property
     def name(self) -> str:
@@ -259,6 +261,9 @@ class Limits:
     def lacks(self, layout: ParallelLayout) -> list[str]:
         """What it cannot run of a layout, in words; empty where it runs it."""
         lacking = []
+        if self.zero_stages is not None and layout.zero_stage not in self.zero_stages:
+            stages = " and ".join(map(str, self.zero_stages))
+            lacking.append(f"zero_stage {layout.zero_stage}: the rule for runtimes takes it for {stages}")
         for axis in (name for name in AXES if _in_use(layout, name)):
             value = getattr(layout, axis)
             rows = [row for row in TRAINERS[self.tool].rows if row.axis == axis]

@@ -242,8 +242,8 @@ class Target:
 
     def at(self, question: Question, global_batch_size: int, *, advised: bool = True) -> BatchPoint:
         """The plan of best estimate at one batch, simulated; its band leaves out what hides communication."""
-        asked = question.at(global_batch_size)
-        run = evaluated(asked, estimated(asked, advised=advised).plan)
+        found = estimated(question.at(global_batch_size), advised=advised)
+        run = evaluated(found.question, found.plan)
         return BatchPoint.of(run.plan, self.time_of_run(run, Accuracy.of(run.plan)))
 
     def curve(

@@ -250,6 +250,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         tried = curve.tried
         question = question.at(curve.best)
     searched = Search(question)
+    question = searched.question
     screening = searched.screening
     asked = [*batch_caveats(question), *date_caveats(question)]
     runs = _fastest_runs(searched, shown)
