@@ -62,7 +62,7 @@ def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., S
 
             from perfsim.base.limits import Limits, limited
             from perfsim.evidence.fitting import delivered
-            from perfsim.specs.calibration import ConvergenceCalibration
+            from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 
             try:
                 with metered() as meter, limited(Limits(tell=meter.tasks, say=meter.tell)):
@@ -71,6 +71,8 @@ def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., S
                         print_lines([delivered(own, place)])
                         if out and isinstance(own, ConvergenceCalibration):
                             print_lines([own.description, *own.notes])
+                        if out and isinstance(own, ClusterCalibration):
+                            print_lines(prose(own.note))
             except ValidationError as error:
                 wrong = refused_values(error.errors())[0]
                 raise InputError(

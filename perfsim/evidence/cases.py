@@ -241,6 +241,10 @@ _GRAPHED = "26.06"
 domain: the recipe of GPT-OSS on eight nodes of B300 has these two lines commented out."""
 
 
+_ASKED = frozenset({"global_batch_size", "micro_batch_size", "recompute", "precision"})
+"""What users say of a run's training when they ask for its step."""
+
+
 class StepCase(_CaseSpec):
     """One measured training run: a question with the answer that was measured."""
 
@@ -319,6 +323,11 @@ class StepCase(_CaseSpec):
         return f"{self.model.num_layers}x{self.model.hidden_size} at {self.model.max_position_embeddings}"
 
     @property
+    def says_software(self) -> bool:
+        """Whether it says more of what ran than its layout and precision."""
+        return bool(self.framework or self.tool or self.container or self.training.model_fields_set - _ASKED)
+
+    @property
     def stack(self) -> Stack:
         """The framework that ran; where the case does not say, the usual one (`perfsim.specs.stacks`)."""
         if self.framework:
@@ -336,7 +345,10 @@ class StepCase(_CaseSpec):
         )
 
     def question(self, catalog: Catalog) -> Question:
-        """The question of the run, which did fit in memory; InputError with all contradictions and lacks."""
+        """The question of the run, which did fit in memory; InputError with all contradictions and lacks.
+
+        A run on GPUs that says nothing of its software is asked as users ask, so that both have one answer.
+        """
         system = self.system.spec(catalog)
         if messages := list(self._contradictions(system)):
             raise InputError([Problem(f"case {self.id}: {message}") for message in messages])
@@ -345,7 +357,7 @@ class StepCase(_CaseSpec):
         schedule = OTHER_NAMES.get(self.parallel.schedule, self.parallel.schedule)
         joins = training.moe_a2a_overlap and self.parallel.expert_parallel > 1
         settings["schedule"] = JOINED.get(schedule, schedule) if joins else schedule
-        return Question(
+        described = Question(
             model=self.model.model_copy(update={"name": self.id}),
             recipe=self._recipe(catalog),
             system=system,
@@ -355,6 +367,7 @@ class StepCase(_CaseSpec):
             layout=machine_of(system).published_layout(self.parallel.model_dump() | settings),
             must_fit=False,
         )
+        return described if self.on_wafers or self.says_software else self.as_asked(described)
 
     def as_asked(self, described: Question) -> Question:
         """The question as users ask it: only the model, machine, sequence, precision and layout are given."""

@@ -303,7 +303,9 @@ def _of_run(evaluation: Evaluation) -> Iterator[Caveat]:
             f"optimistic; the best has {100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)",
         )
     if cluster := evaluation.cluster:
-        yield Caveat("cluster-scaled", "warning" if cluster.is_wide else "info", cluster.note)
+        severity: Severity = "serious" if mfu > 1.0 else "warning" if cluster.is_wide else "info"
+        cannot = "; an MFU above 100 % cannot be: other software ran its steps" if mfu > 1.0 else ""
+        yield Caveat("cluster-scaled", severity, f"{cluster.note}{cannot}")
 
 
 def _inputs(plan: Plan, cause: str, allowed_share: float) -> Iterator[Caveat]:

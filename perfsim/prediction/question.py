@@ -199,7 +199,7 @@ class Question:
         "Training stack with its settings: a name of the catalogue, or a YAML file.",
         default=None,
         kind="runtime",
-        usual="the recipe's; without one by device, month, precision and sharding (docs/howto/own_model.md)",
+        usual="the recipe's; `usual`: by device, month, precision and sharding (docs/howto/own_model.md)",
     )
     as_of: str = _asked(
         "Take what existed on this day: the newest runtime or software release of its machine.",
@@ -294,7 +294,7 @@ class Question:
 
     @property
     def named_runtime(self) -> Runtime:
-        """The runtime whatever the day: the question's, else the recipe's, or what the rule chooses for it."""
+        """The runtime whatever the day: the question's, else the recipe's, or what the rule chooses."""
         runtime = self.runtime or self.recipe.runtime
         return _usual_runtime(self, sharded=self._is_sharded) if runtime.name == USUAL else runtime
 

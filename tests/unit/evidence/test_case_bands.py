@@ -20,7 +20,7 @@ def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **chang
         family=family,
         model=SMALLEST,
         parallel={"tensor": 2},
-        training={"global_batch_size": 4, "micro_batch_size": 1},
+        training={"global_batch_size": 4, "micro_batch_size": 1, "attention": "standard"},
         measured={"step_time_s": measured_s},
         **{"system": {"num_devices": 2, "devices_per_node": 2}, **changes},
     )

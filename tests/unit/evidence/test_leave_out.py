@@ -130,7 +130,7 @@ def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None
 
 
 def test_slopes_are_those_of_the_priced_step() -> None:
-    training = {"global_batch_size": 2, "micro_batch_size": 1}
+    training = {"global_batch_size": 2, "micro_batch_size": 1, "attention": "standard"}
     placed = StepCase.model_validate(published_run(model=SMALLEST, training=training)).placed(Catalog())
     tangent = Tangent.of(placed)
     slopes = {name.split(" of ")[0]: slope for name, slope in tangent.slopes.items()}

@@ -25,7 +25,7 @@ def row_of(name: str, batch: int, device: str = "a100-sxm4-80gb", **training: An
         system={"device": device, "num_devices": 8, "devices_per_node": 8},
         model={"num_layers": 2, "hidden_size": 2048, "ffn_hidden_size": 8192, "seq_length": 2048},
         parallel={"tensor": 2, "data": 4},
-        training={"global_batch_size": batch, "micro_batch_size": 2, **training},
+        training={"global_batch_size": batch, "micro_batch_size": 2, "attention": "standard", **training},
     )
 
 

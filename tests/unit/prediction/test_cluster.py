@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import perfsim as ps
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
+from perfsim.evidence.cases import StepCase
 from perfsim.evidence.own_runs import fit_cluster
 from perfsim.prediction.bands import Accuracy
 from perfsim.specs.calibration import ClusterCalibration
@@ -58,12 +60,12 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return [step.predicted_s for step in fit_cluster([path]).cases]
 
 
-def on_wafers(folder: Path, device: str = "wse-2") -> Path:
+def on_wafers(folder: Path, device: str = "wse-2", scale: float = 1.25) -> Path:
     """A finished calibration of wafers, which answer in milliseconds."""
     step = {"measured_s": "1.25 s", "predicted_s": "1 s", "residual": 0.0}
     cases = [{"id": "a", **step}, {"id": "b", **step}]
     path = folder / "our-wafers.yaml"
-    content = {"name": "our-wafers", "kind": "cluster", "device": device, "scale": 1.25, "cases": cases}
+    content = {"name": "our-wafers", "kind": "cluster", "device": device, "scale": scale, "cases": cases}
     path.write_text(json.dumps(content), "utf-8")
     return path
 
@@ -71,6 +73,25 @@ def on_wafers(folder: Path, device: str = "wse-2") -> Path:
 def perfsim(line: str, *paths: Path) -> Result:
     """The answer of a verb; a `{}` of its line is a path."""
     return CliRunner().invoke(main, line.format(*paths).split())
+
+
+def test_a_step_that_says_nothing_of_its_software_is_predicted_as_run_predicts_it(
+    predicted: list[float],
+) -> None:
+    model = StepCase.model_validate(case("eight", 8, 0.03) | {"family": "mine", "evidence": "A"}).model
+    asked = {"system": "dgx-a100-80gb", "devices": 8, "batch": 16, "layout": "dp=8,mbs=1,recompute=none"}
+    step = ps.predict(model=model, **asked, **{"recipe.seq_length": 1024, "recipe.precision": "fp16"})
+    assert step.step_time_s == pytest.approx(predicted[1], rel=1e-5)
+
+
+def test_a_scale_that_makes_more_flops_than_the_devices_have_is_serious(tmp_path: Path) -> None:
+    answer = perfsim(
+        "run --model gpt3_xl --system cs-2 --devices 1 --batch 64 --cluster {} --json",
+        on_wafers(tmp_path, scale=0.1),
+    )
+    said = [known for known in json.loads(answer.stdout)["caveats"] if known["code"] == "cluster-scaled"]
+    assert said[0]["severity"] == "serious"
+    assert said[0]["text"].endswith("an MFU above 100 % cannot be: other software ran its steps")
 
 
 @pytest.mark.parametrize("slower", [(1.1, 1.1), (1.2, 0.9)])
