@@ -253,7 +253,6 @@ def described(plan: Plan[Any, Any]) -> str:
 
 MODES = tuple(mode for mode, modules in RECOMPUTED.items() if mode == "full" or "mla_up_proj" not in modules)
 """Recompute modes of every model; the others run modules of latent attention again."""
-INTERLEAVED = 2
 RECIPE = "gpt3_pretraining"
 
 
@@ -312,7 +311,7 @@ def _single_degrees() -> Iterator[Case]:
     yield Case("tensor", replace(peers, tensor=4))
     # Pipelines have enough micro-batches, and also recompute every second layer.
     for name in SCHEDULES:
-        base = ParallelLayout(pipeline=3, schedule=name, virtual_pipeline=_chunks(name))
+        base = ParallelLayout(pipeline=3, schedule=name, virtual_pipeline=least_chunks(name))
         for mode in MODES:
             yield Case("pipeline", replace(base, recompute=mode), 6)
         yield Case("pipeline", replace(base, pipeline=2, recompute="full", recompute_every=2), 4)
@@ -329,7 +328,7 @@ def _three_d() -> Iterator[Case]:
         layout = replace(
             base,
             schedule=name,
-            virtual_pipeline=_chunks(name),
+            virtual_pipeline=least_chunks(name),
             zero_stage=stage,
             recompute=next(modes),
             sequence_parallel=next(sequence_parallel),
@@ -343,7 +342,7 @@ def _three_d() -> Iterator[Case]:
         data = ParallelLayout(data=2, zero_stage=stage)
         yield Case("data", data, overlap=True, ahead=True)
         for name in ("1f1b", "interleaved", "zbv"):
-            layout = replace(data, pipeline=2, schedule=name, virtual_pipeline=_chunks(name))
+            layout = replace(data, pipeline=2, schedule=name, virtual_pipeline=least_chunks(name))
             yield Case("3d", layout, 4, overlap=stage > 1, ahead=True)
     yield Case("3d", replace(in_groups, recompute="full"), 1, overlap=True, ahead=True)
     for overlap in (False, True):
@@ -379,7 +378,7 @@ def _experts() -> Iterator[Case]:
     yield Case("3d", replace(base, context=2, expert=4, recompute="full"), keeps="qkv")
     yield Case("3d", replace(base, context=2, expert=4, context_exchange="all_to_all"))
     for name in SCHEDULES:
-        layout = replace(base, pipeline=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=1)
+        layout = replace(base, pipeline=2, schedule=name, virtual_pipeline=least_chunks(name), zero_stage=1)
         yield Case("3d", layout, 4)
     # Tensor peers that compute their own positions; experts over the same peers, others or both.
     base = ParallelLayout(tensor=2, data=2, sequence_parallel=True, expert=2)
@@ -422,16 +421,12 @@ def _offload() -> Iterator[Case]:
         yield Case("zero3", replace(off, data=2, zero_stage=3, offload_param="cpu", recompute=mode))
 
 
-def _chunks(schedule: str) -> int:
-    return INTERLEAVED if SCHEDULES[schedule].chunks is None else least_chunks(schedule)
-
-
 def _weight_streaming() -> Iterator[Case]:
     for group, systems, microbatches in ((0, 1, 1), (0, 3, 2), (1, 2, 3), (2, 2, 2), (4, 4, 1)):
         mode: Recompute = "full" if group else "none"
         layout = StreamingLayout(data=systems, micro_batch_size=2, recompute=mode, recompute_layers=group)
         yield Case("weight-streaming", layout, microbatches)
-        if systems == INTERLEAVED:
+        if systems == 2:
             yield Case("weight-streaming", replace(layout, spill=True), microbatches)
 
 

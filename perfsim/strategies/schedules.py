@@ -221,8 +221,10 @@ class Schedule:
 
     def chunks_problem(self, virtual: int) -> str:
         """The problem with a number of chunks per rank; empty where there is none."""
-        if self.chunks in (None, virtual):
+        if virtual == self.chunks or (self.chunks is None and virtual >= CHUNKS):
             return ""
+        if self.chunks is None:
+            return f"schedule {self.name} needs virtual_pipeline {CHUNKS} or more, not {virtual}"
         if self.chunks == 1:
             return f"virtual_pipeline {virtual} needs schedule interleaved, not {self.name}"
         return f"schedule {self.name} needs virtual_pipeline {self.chunks}, not {virtual}"
@@ -333,6 +335,7 @@ def _zero_bubble(ahead: int, rank: int, pipeline: int, _: int, microbatches: int
 # descending order, so LM head and embedding are both on rank 0.
 
 CHUNKS = 2
+"""Of a rank in a V; other schedules with chunks have as many or more."""
 
 
 # Zero bubble in a V (`zbv`) [2401.10241 section 6].
@@ -531,4 +534,4 @@ def schedule_called(name: str) -> Schedule:
 
 def least_chunks(name: str) -> int:
     """The default number of chunks per rank of a schedule; 1 of an unknown one, which is refused later."""
-    return (SCHEDULES[name].chunks or 1) if name in SCHEDULES else 1
+    return (SCHEDULES[name].chunks or CHUNKS) if name in SCHEDULES else 1

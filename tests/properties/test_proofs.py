@@ -26,13 +26,12 @@ FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthChec
 def layouts(draw: st.DrawFn) -> ParallelLayout:
     schedule = draw(st.sampled_from(sorted(SCHEDULES)))
     pipeline = draw(st.integers(1, 3))
-    chunks = 2 if schedule == "interleaved" else least_chunks(schedule)
     tensor = draw(st.sampled_from([1, 2]))
     layout = ParallelLayout(
         tensor=tensor,
         pipeline=pipeline,
         data=draw(st.integers(1, 2)),
-        virtual_pipeline=chunks,
+        virtual_pipeline=least_chunks(schedule),
         schedule=schedule,
         sequence_parallel=draw(st.booleans()) and tensor > 1,
         zero_stage=draw(st.sampled_from([0, 1, 2, 3])),

@@ -30,7 +30,7 @@ def shapes(draw: st.DrawFn, names: tuple[str, ...] = tuple(sorted(SCHEDULES))) -
     name = draw(st.sampled_from(names))
     pipeline = draw(st.integers(1, 6))
     if SCHEDULES[name].has("in_groups"):
-        return name, pipeline, draw(st.integers(1, 4)), pipeline * draw(st.integers(1, 4))
+        return name, pipeline, draw(st.integers(2, 4)), pipeline * draw(st.integers(1, 4))
     return name, pipeline, SCHEDULES[name].chunks or 1, draw(st.integers(1, 20))
 
 

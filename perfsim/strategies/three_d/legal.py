@@ -13,7 +13,7 @@ from perfsim.network import FatTree
 from perfsim.specs.layout import AXES, OF_MODULES, OFFLOADS, RECOMPUTED, ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.strategies.schedules import SCHEDULES
+from perfsim.strategies.schedules import SCHEDULES, least_chunks
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import ENDS, divided
 
@@ -213,7 +213,7 @@ def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     if schedule is None:
         yield f"schedule {layout.schedule!r} is not available; allowed: {', '.join(sorted(SCHEDULES))}", []
     elif problem := schedule.chunks_problem(chunks):
-        yield problem, [{"virtual_pipeline": schedule.chunks or 2}]
+        yield problem, [{"virtual_pipeline": least_chunks(layout.schedule)}]
     given = layout.layers_per_stage
     if given is None:
         if stages > layers + ENDS:

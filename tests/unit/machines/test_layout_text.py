@@ -27,6 +27,7 @@ STAGES = ("Et*3|t*4|,tL", "Et*3, |t*4|tL", "E(tt)*1,t|t*4,|tL")
         (GPUS, "tp=8,pp=100", ParallelLayout(tensor=8, pipeline=100, data=1)),
         (GPUS, "", ParallelLayout(data=128)),
         (GPUS, "pp=4,vpp=2,dp=32", replace(FOUR_STAGES, virtual_pipeline=2, schedule="interleaved")),
+        (GPUS, "pp=4,schedule=interleaved", replace(FOUR_STAGES, virtual_pipeline=2, schedule="interleaved")),
         (GPUS, "pp=2,vpp=2,dp=64,schedule=1f1b", ParallelLayout(pipeline=2, data=64, virtual_pipeline=2)),
         (
             GPUS,

@@ -124,8 +124,8 @@ EQUAL = toys.TableCosts(
 
 
 def scheduled(schedule: str, **changes: Any) -> ParallelLayout:
-    chunks = 2 if schedule == "interleaved" else least_chunks(schedule)
-    return ParallelLayout(**({"schedule": schedule, "pipeline": 4, "virtual_pipeline": chunks} | changes))
+    usual = {"schedule": schedule, "pipeline": 4, "virtual_pipeline": least_chunks(schedule)}
+    return ParallelLayout(**(usual | changes))
 
 
 def both_s(plan: Plan) -> tuple[float, float]:
