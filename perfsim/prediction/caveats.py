@@ -94,6 +94,7 @@ CODES: Mapping[str, tuple[Severity | float | None, Concern]] = {
     "cluster-scaled": (None, "step"),
     "as-of": ("info", "question"),
     "memory-tight": ("info", "memory"),
+    "batch-indivisible": ("warning", "question"),
     "batch-default": ("info", "question"),
     "layout-defaults": ("info", "question"),
 }

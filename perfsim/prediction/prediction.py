@@ -24,7 +24,7 @@ from perfsim.prediction.bands import recorded_errors
 from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings
 from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.disturbed import perturbed
-from perfsim.prediction.planner import best_plan
+from perfsim.prediction.planner import best_plan, divisible
 from perfsim.prediction.question import MEMORY_LIMIT, Question
 from perfsim.prediction.risk import Ranked
 from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
@@ -217,6 +217,11 @@ def predict(question: Question) -> Prediction:
     evaluation = best_plan(question, ranks=True)
     caveats = [*batch_caveats(question), *default_settings(question, evaluation.plan)]
     caveats += date_caveats(question)
+    near = () if question.layout else divisible(question)
+    if near:
+        others = " or ".join(f"batch {other.job.global_batch_size:,} on {other.label}" for other in near)
+        words = f"the batch hardly divides over the devices; nearest that does: {others} (perfsim plan)"
+        caveats.append(Caveat.of("batch-indivisible", words))
     if question.detail == "chunk":
         finer = question.machine.in_chunks(evaluation.plan.layout)
         if finer != evaluation.plan.layout:

@@ -50,7 +50,7 @@ def _plan_table(planned: Planned) -> Table:
         "memory left": (memory, "memory_left_bytes"),
     }
     if planned.best.time is not None:
-        columns["time"] = text.Unit("days", DAY_S), time
+        columns["healthy steps"] = text.Unit("days", DAY_S), time
     return Table.each(planned.shortlist, columns)
 
 

@@ -61,7 +61,7 @@ def why_lines(explained: Sequence[Explained]) -> list[str]:
     for own in explained:
         parts = [f"{name} {text.duration(seconds)}" for name, seconds in own.parts_s.items() if seconds]
         lines += text.paragraphs(
-            f"{own.label}: {text.duration(own.time_s)} to the target, a step of "
+            f"{own.label}: {text.duration(own.time_s)} of healthy steps to the target, a step of "
             f"{text.duration(own.step_time_s)}. {own.sentence} The path of the step: {', '.join(parts)}."
         )
         rows: list[tuple[str, float | None, float | None, str]] = []

@@ -130,6 +130,9 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "memory-tight": lambda: filled(0.92),
     "as-of": lambda: gpus(as_of="2023-06"),
     "batch-default": lambda: gpus(batch=None),
+    "batch-indivisible": lambda: ps.predict(
+        model="gpt3_xl", system="dgx-a100-80gb", devices=24, batch=125, recipe="gpt3_pretraining"
+    ),
     "layout-defaults": gpus,
 }
 """For each code a question whose answer has it."""
