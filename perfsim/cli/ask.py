@@ -12,8 +12,10 @@ import click
 from perfsim.base.errors import PerfsimError, PlanError
 from perfsim.base.files import check_folder, must_be_ours, writing
 from perfsim.cli import options
-from perfsim.cli.output import Answer, print_lines, prints, progress, prose, write_error
+from perfsim.cli.output import Answer, must, print_lines, prints, progress, prose, write_error
 from perfsim.prediction.question import Objective
+
+_NO_PLAN = "no point of the grid has a feasible plan"
 
 
 @options.verb(
@@ -222,7 +224,8 @@ def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **more: A
 
     answer = solve(study, changes=asked, progress=progress(), **more)
     page = "" if out is None else str(answer.save(out))
-    check = partial(_must_have_a_plan, answer.sweep, f"value of {answer.find}")
+    lacking = PlanError(f"no value of {answer.find} has a feasible plan")
+    check = partial(must, answer.sweep.feasible, lacking)
     return Answer(partial(answer.document, page), lambda: solve_lines(answer), check, page)
 
 
@@ -269,7 +272,7 @@ def _explorer(
     folder = out or Path("reports") / asked.name / "explorer"
     check_folder(folder)
     answered = answer_sweep(asked, prices=prices, folder=folder, jobs=jobs, progress=progress(in_a_log=True))
-    _must_have_a_plan(answered, "point of the grid")
+    must(answered.feasible, PlanError(_NO_PLAN))
     page = str(write_explorer(answered, folder))
     counts = f"{len(answered.points):,} points, {len(answered.feasible):,} with a plan"
     document = {"sweep": asked.name, "points": len(answered.points), "report": page}
@@ -302,12 +305,6 @@ def _answer_sweep(name: str, strategies: list[str], how: options.How) -> None:
         page = str(answered.save(folder))
     if how.table is not None:
         answered.save_table(how.table)
-    check = partial(_must_have_a_plan, answered, "point of the grid")
+    check = partial(must, answered.feasible, PlanError(_NO_PLAN))
     printed = Answer(lambda: sweep_text(answered, report=page), lambda: sweep_lines(answered), check, page)
     _deliver(printed, how, answered.verdict)
-
-
-def _must_have_a_plan(answered: Any, words: str) -> None:
-    """PlanError where no point of a sweep has an answer."""
-    if not answered.feasible:
-        raise PlanError(f"no {words} has a feasible plan")

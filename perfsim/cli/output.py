@@ -236,6 +236,12 @@ def prints(verb: Callable[..., Answer]) -> Callable[..., None]:
     return printing
 
 
+def must(holds: object, error: PerfsimError) -> None:
+    """Raise the error of an answer that does not hold."""
+    if not holds:
+        raise error
+
+
 _STYLES = (
     (re.compile(r"^.*\n(?=-{4,}$)", re.MULTILINE), "bold"),
     (re.compile(r"^-{4,}$", re.MULTILINE), "dim"),

@@ -15,7 +15,7 @@ from perfsim.base.errors import InputError, PerfsimError, UnknownNameError, refu
 from perfsim.base.files import check_file, check_folder, must_be_ours, must_exist, write_file, writing
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli import options
-from perfsim.cli.output import Answer, metered, print_lines, prints, progress, prose, write_error
+from perfsim.cli.output import Answer, metered, must, print_lines, prints, progress, prose, write_error
 from perfsim.interop import FORMATS
 from perfsim.prediction.question import ASKED
 
@@ -438,20 +438,14 @@ def _prove(
     request = Request(**asked, orders=DEFAULT_ORDERS if orders is None else orders, seed=seed or 0)
     if mutations is None:
         proof = prove_all(request, progress()).as_dict()
-        wrong = "at least one layout does not compute what serial training does"
-        check = partial(_must_pass, proof, f"{request.target}: {wrong}")
+        wrong = f"{request.target}: at least one layout does not compute what serial training does"
+        check = partial(must, proof["passed"], PerfsimError(wrong))
         return Answer(lambda: proof, lambda: proof_lines(proof), check)
     found = try_plans(request.target, plans_of(request), every or 1, progress())
     write_file(mutations, mutations_page(found))
     missed = f"{request.target}: a fault was missed: {'; '.join(found['unexplained'][:1])}"
-    check = partial(_must_pass, found, missed)
+    check = partial(must, found["passed"], PerfsimError(missed))
     return Answer(lambda: found, lambda: [mutations_sentence(found), f"wrote {mutations}"], check)
-
-
-def _must_pass(found: Mapping[str, Any], wrong: str) -> None:
-    """Raise what is wrong where a proof does not pass."""
-    if not found["passed"]:
-        raise PerfsimError(wrong)
 
 
 @options.verb(
