@@ -34,7 +34,9 @@ from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
+from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.emission import ThreeDPlan
+from perfsim.strategies.three_d.space import head_layers
 from perfsim.work import Kind, RankGroup, Work
 from perfsim.work.unfold import Meeting, meeting_of
 
@@ -347,6 +349,23 @@ A100 with those of the H100 is 0.30.
 """
 
 
+def _uneven_stages(plan: Plan[Any, Any]) -> str:
+    """The remedy where stages wait longer for the fullest of them than for their first micro-batch."""
+    layout = plan.layout
+    division = Division.of(plan.job, layout)
+    held = list(map(sum, division.chunks))
+    loads = [*held]
+    loads[division.placement.last_rank] += head_layers(plan.job)
+    mean = sum(loads) / len(loads)
+    fills = schedule_called(layout.schedule).bubble * (layout.pipeline - 1) * mean / layout.virtual_pipeline
+    if min(held) == max(held) or plan.num_microbatches * (max(loads) - mean) <= fills:
+        return ""
+    return (
+        f"even stages: with {min(held)} to {max(held)} layers a rank all wait for the fullest (fewer stages, "
+        f"or a number that divides {sum(held)} layers)"
+    )
+
+
 class GpuCluster(Machine):
     """Nodes of GPUs under a fat tree."""
 
@@ -432,6 +451,8 @@ class GpuCluster(Machine):
             return f"{share}, or a larger batch"
         if cause == "bubble" and layout.pipeline == 1:
             return LOOK
+        if cause == "bubble" and (uneven := _uneven_stages(plan)):
+            return uneven
         return REMEDIES.get(cause, LOOK).format(plan=plan, layout=layout)
 
     def _more_compute(self, plan: Plan, /) -> str:

@@ -275,7 +275,7 @@ def layout_space(
     limits = job.runtime.searched
     runs = partial(_runs, limits)
     model = job.model
-    shape = _Shape(model.num_layers, _head_layers(job), kind_numbers(model), bool(model.experts), limits)
+    shape = _Shape(model.num_layers, head_layers(job), kind_numbers(model), bool(model.experts), limits)
 
     def is_legal(data: int, pipeline: int) -> bool:
         shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
@@ -337,7 +337,7 @@ def _placed(topology: FatTree, width: int) -> bool:
     return topology.system.node.server is not None or node % width == 0 or width % node == 0
 
 
-def _head_layers(job: Job) -> int:
+def head_layers(job: Job) -> int:
     """Layers that take as long as the LM head, by their matrix products; the ratio rounded."""
     model = job.model
     positions = job.recipe.lm_head_positions or job.seq_length
