@@ -19,7 +19,7 @@ from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.specs.layout import text_of
 from perfsim.strategies import Plan
-from perfsim.studies.answers import Answer
+from perfsim.studies.answers import Answer, Assumption
 from perfsim.studies.batches import Target
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
@@ -317,14 +317,6 @@ class _AnsweredRow(BaseModel):
     layout: dict[str, Any] = {}
 
 
-class _AnsweredInput(BaseModel):
-    """An assumption in the document of a study's answer."""
-
-    topic: str
-    name: str
-    value: object
-
-
 class _AnsweredOutcome(BaseModel):
     """What a candidate takes in the document of a study's answer; of its time on the wall each figure."""
 
@@ -344,14 +336,14 @@ class AnswerDocument(BaseModel):
     study: str
     title: str | None = None
     candidates: list[_AnsweredRow]
-    assumptions: list[_AnsweredInput]
+    assumptions: list[Assumption]
     decision: _AnsweredDecision = _AnsweredDecision()
 
 
 def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
     """Two documents of answers: times by label, and what differs, without the effect of each alone."""
     old, new = (
-        {f"{given.topic}: {given.name}": str(given.value) for given in answer.assumptions}
+        {f"{given.topic}: {given.name}": given.value for given in answer.assumptions}
         for answer in (first, second)
     )
     before, after = (

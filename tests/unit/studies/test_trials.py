@@ -117,7 +117,8 @@ def test_equal_studies_differ_in_nothing(tmp_path: Path) -> None:
 
 def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
     rows = [{"label": "1 CS-2", "time_to_accuracy_s": time_s} for time_s in (100.0, 150.0)]
-    inputs = [{"topic": "device", "name": "peak", "value": value} for value in "12"]
+    known = {"topic": "device", "name": "peak", "source": "", "kind": "fit"}
+    inputs = [known | {"value": value} for value in "12"]
     walls = [{"label": "1 CS-2", "wall_s": {"typical": time_s}} for time_s in (200.0, 250.0)]
     both = zip(rows, inputs, walls, strict=True)
     paths = answers(
