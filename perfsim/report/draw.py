@@ -200,9 +200,9 @@ class Series(NamedTuple):
             yield cls(name, rows.sorted(x), SERIES[index % len(SERIES)], symbol, dash)
 
     def curve(
-        self, x: str, y: str, hover: Sequence[str], *, dash: str = "", **marker: Any
+        self, x: str, y: str, hover: Sequence[str] = (), *, dash: str = "", **marker: Any
     ) -> list[go.Scatter]:
-        """A line with marks through two columns, in a band where one of them has one."""
+        """A line with marks, each of which says its row or `hover`; in a band where a column has one."""
         across = self.table.values(x)
         group = text.esc(self.name)
         marked = marks(
@@ -210,7 +210,7 @@ class Series(NamedTuple):
             across,
             list(map(_drawn, self.table.values(y))),
             {"symbol": self.symbol, "size": 8} | marker,
-            hover,
+            hover or self.table.hovers(),
             mode="lines+markers",
             legendgroup=group,
             line={"color": self.colour, "dash": dash or self.dash, "width": 2},

@@ -131,11 +131,8 @@ def loss(result: StudyResult) -> Iterator[Section]:
         f"Shows which loss each candidate reaches by when, by law {result.loss_law}. Every point is a run of "
         "its own, whose learning rate ends there: a longer one is above it at this time."
     )
-    traces = [
-        trace
-        for series in draw.Series.of(table, "on the wall")
-        for trace in series.curve("on the wall", "loss", series.table.hovers())
-    ]
+    series = draw.Series.of(table, "on the wall")
+    traces = [trace for own in series for trace in own.curve("on the wall", "loss")]
     x = draw.log_axis(f"on the wall ({unit.name})", table.values("on the wall"))
     drawn = draw.figure("Loss (nats per token) over time on the wall", traces, x, draw.axis("loss"))
     yield Section("Loss over time", lead, drawn, table, ("loss",), slug="loss", short="Loss", level=3)

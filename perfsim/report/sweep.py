@@ -344,7 +344,7 @@ def _scaling_curve(table: Table) -> go.Figure:
     traces = []
     for series in draw.Series.of(table, "devices"):
         devices = series.table.values("devices")
-        traces += series.curve("devices", WALL, series.table.hovers(), dash="solid")
+        traces += series.curve("devices", WALL, dash="solid")
         look = draw.IDEAL | {"color": series.colour}
         shares = zip(series.table.values(WALL), series.table.values("efficiency"), strict=True)
         ideal = [time * share for time, share in shares]
