@@ -292,6 +292,7 @@ SEEDS = [1.22e9, 1.20e9, 1.23e9, 1.19e9, 1.22e9, 1.24e9, 13790871552.0]
             InputError,
             r"batch 3072: 1\.37909e\+10 is 11\.3 times off the median",
         ),
+        ([1536, 2048] + [3072] * 6, [1.2e9, 1.18e9, *SEEDS[:5], 1.2e8], InputError, r": 1\.2e\+08 is 10\.08"),
     ],
 )
 def test_points_that_determine_no_fit_are_refused_with_the_reason(

@@ -193,10 +193,10 @@ def test_failing_time_is_that_of_a_simulated_run_within_a_hundredth(
 
 
 def test_a_run_takes_its_work_and_its_checkpoints_and_never_for_ever() -> None:
-    for failures_per_s in (0.0, 1e-12):
-        assert float(wall_clock.failing_time_s(1000.0, 100.0, 5.0, 60.0, failures_per_s)) == pytest.approx(
-            1050.0
-        )
+    for work_s, ran_s in ((0.0, 0.0), (1000.0, 1050.0)):
+        for failures_per_s in (0.0, 1e-12):
+            failing_s = wall_clock.failing_time_s(work_s, 100.0, 5.0, 60.0, failures_per_s)
+            assert float(failing_s) == pytest.approx(ran_s)
     assert 1e20 < float(wall_clock.failing_time_s(1e6, 1e6, 0.0, 0.0, 1.0)) < math.inf
 
 
