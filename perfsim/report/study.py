@@ -40,11 +40,9 @@ _ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps"
 def _candidates_table(shown: Sequence[answers.Answer], decision: answers.Decision) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
     unit = text.TIME.of([decision.of(decision.first).wall_s.typical])
-    step = text.TIME.of([max((own.step_time_s for own in shown), default=1.0)])
+    step = text.TIME.of([max(own.step_time_s for own in shown)])
     memory = text.MEMORY.of(own.memory_capacity_bytes for own in shown)
-    most = {
-        name: max((getattr(own, name) for own in shown), default=math.inf) for name in ("tokens_per_s", "mfu")
-    }
+    most = {name: max(getattr(own, name) for own in shown) for name in ("tokens_per_s", "mfu")}
     compared = len(shown) > 1
 
     def is_first(own: answers.Answer) -> bool:
