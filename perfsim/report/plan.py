@@ -14,16 +14,8 @@ from perfsim.prediction.caveats import Caveat
 from perfsim.report import text
 from perfsim.report.table import Cell, Field, Table, document_text, plain
 from perfsim.strategies.plan import MEMORY
-from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, UNPROVEN, Entry, Planned
+from perfsim.studies.shortlist import REASONS, Entry, Planned
 
-_REASONS = {
-    MEMORY: "need more memory than a device has",
-    UNPROVEN: "fit, but are unlike every published run",
-    MEMORY_LIMIT: "fit, but above the memory limit",
-    DOMINATED: "fit and are slower than the model's error can explain",
-    DIVISIBILITY: "with degrees that do not divide model, batch or nodes",
-}
-"""Reasons of the search in words; others are shown by their name."""
 NEAR = 1.001
 """A ratio, of memory to capacity or of two steps, below which the difference is not worth a word."""
 WIDER = 1.2
@@ -199,7 +191,7 @@ def _further(planned: Planned) -> Iterator[str]:
     for reason, count in planned.refused.items():
         nearest = planned.closest_share if reason == MEMORY else None
         by = f" (the nearest by {text.percent(nearest - 1)})" if nearest and nearest > NEAR else ""
-        refused += [f"{text.integer(count)} {_REASONS.get(reason, reason)}{by}"] if count else []
+        refused += [f"{text.integer(count)} {REASONS.get(reason, reason)}{by}"] if count else []
     if refused:
         yield f"Left out: {'; '.join(refused)}."
 

@@ -25,6 +25,7 @@ from perfsim.prediction.risk import Ranked, weight_of
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout, text_of
 from perfsim.strategies import Plan
+from perfsim.strategies.plan import MEMORY
 from perfsim.strategies.three_d.data import SHARDED
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import ConvergenceSpec
@@ -106,16 +107,16 @@ class Experiment:
 
 SHOWN = 5
 """Layouts of the shortlist that are shown unless more are asked for."""
-MEMORY_LIMIT = "memory_limit"
-"""The reason of layouts that fit but use more of their memory than is allowed."""
-UNPROVEN = "unproven"
-"""The reason of layouts that are unlike every published run, where those that are like one are ranked."""
-DOMINATED = "dominated"
-"""The reason of layouts that fit and are slower than the model's error can explain."""
+REASONS = {
+    MEMORY: "need more memory than a device has",
+    "unproven": "fit, but are unlike every published run",
+    "memory_limit": "fit, but above the memory limit",
+    "dominated": "fit and are slower than the model's error can explain",
+    "divisibility": "with degrees that do not divide model, batch or nodes",
+}
+"""Why layouts (of `divisibility`: combinations of degrees) are no answer; a strategy may have others."""
 MOST_TRIED = 5000
 """How many layouts are looked at in the order of their estimates: for the shortlist, and for a tool."""
-DIVISIBILITY = "divisibility"
-"""The reason of combinations of degrees (not layouts) that model, batch or nodes do not divide over."""
 FOLLOWS = ("num_microbatches",)
 """Settings that follow from others."""
 
@@ -296,10 +297,10 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         within=within,
         refused={
             **screening.refused,
-            UNPROVEN: searched.unproven,
-            MEMORY_LIMIT: searched.screening.feasible - len(searched.order),
-            DOMINATED: len(searched.order) - within,
-            DIVISIBILITY: screening.indivisible,
+            "unproven": searched.unproven,
+            "memory_limit": searched.screening.feasible - len(searched.order),
+            "dominated": len(searched.order) - within,
+            "divisibility": screening.indivisible,
         },
         closest_share=None if closest is None else plan.memory_share,
         above_limit=_AboveLimit(settings, gain, fastest.plan.memory_share) if gain > 0 else None,
