@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -469,13 +469,16 @@ def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
     from perfsim.specs.stacks import RUNTIMES, of_2021, usual_stack
 
     device = question.system.device.name
+    precision = question.recipe.precision
     recent = usual_recipe(question.model) == ERAS[0][1]
     fused = recent or (question.machine.has_host(question.system) and not of_2021(device))
-    stack = usual_stack(device, question.recipe.precision, sharded=sharded, fused=fused, recent=recent)
-    usual: Runtime = default_catalog().load("runtime", RUNTIMES[stack.framework])
-    if sharded or question.runs_on or question.as_of:
+    usually = partial(usual_stack, device, precision, fused=fused, recent=recent)
+    framework = usually(sharded=sharded).framework
+    usual: Runtime = default_catalog().load("runtime", RUNTIMES[framework])
+    # A given layout of ZeRO 2 or 3 may get another runtime, and is no plan of this one then.
+    apart = not sharded and framework != usually(sharded=True).framework
+    if question.runs_on or question.as_of or not apart:
         return usual
-    # A given layout of ZeRO 2 or 3 gets another runtime, so none is planned for this one.
     return usual.model_copy(update={"zero_stages": (0, 1)})
 
 

@@ -40,7 +40,7 @@ def test_the_tool_of_the_runtime_limits_the_space_by_itself() -> None:
     assert listed(asked()) == listed(asked(runs_on="megatron"))
     stages = {layout.zero_stage for layout in listed(asked())}
     assert stages == {0, 1}
-    assert Limits("megatron", "2024-01", (0, 1)) == asked().job.runtime.limits
+    assert Limits("megatron", "2024-01") == asked().job.runtime.limits
 
 
 def test_a_given_layout_is_answered_whatever_runs_it() -> None:
