@@ -175,10 +175,10 @@ _SHORT = {
 
 
 def layout_short(layout: Mapping[str, Any]) -> str:
-    """`tp8 dp16 mbs4`, with a schedule that is not 1F1B and a ZeRO stage above 1: `pp4 dp8 mbs1 zb1p`."""
+    """`tp8 dp16 mbs4`, with a schedule that is not 1F1B and the ZeRO stage: `pp4 dp8 mbs1 zb1p zero1`."""
     words = [_degrees_text(layout)]
     words += [str(layout["schedule"])] if layout.get("schedule") not in (None, "1f1b") else []
-    words += [f"zero{layout['zero_stage']}"] if (layout.get("zero_stage") or 0) > 1 else []
+    words += [f"zero{layout['zero_stage']}"] if layout.get("zero_stage") else []
     return " ".join(words)
 
 

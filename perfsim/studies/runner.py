@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from sys import intern
 from typing import Any, TypeVar
 
@@ -299,8 +300,8 @@ def _result(
 
 STORE = "points.sqlite"
 """The file of finished points in a sweep's folder."""
-POINT_S = 0.6
-"""Estimated seconds of a point when none is stored yet: the mean over the grid of `capacity_20b`."""
+POINT_S = {"gpu-cluster": 1.5, "wafer-cluster": 0.2}
+"""By kind of machine, seconds of a point when none is stored yet: means over the sweeps in studies/."""
 START_S = 2.0
 """Seconds for a process to start and import perfsim."""
 PROGRESS_S = 2.0
@@ -344,8 +345,10 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> _Swee
     times_s = listed((points[digest].candidate.strategy, answer.seconds) for digest, answer in stored.items())
     pending = [point for digest, point in points.items() if digest not in stored]
     jobs = executor_for(jobs, most=len(pending)).size
-    known_s = (times_s.get(point.candidate.strategy, [POINT_S]) for point in pending)
-    seconds = sum(sum(alike) / len(alike) for alike in known_s)
+    seconds = 0.0
+    for point in pending:
+        usual_s = POINT_S.get(point.candidate.system.kind, max(POINT_S.values()))
+        seconds += fmean(times_s.get(point.candidate.strategy, [usual_s]))
     estimated_s = round(seconds / jobs + START_S, 1) if pending else 0.0
     return _SweepPlan(sweep.name, len(points), len(stored), jobs, estimated_s)
 
