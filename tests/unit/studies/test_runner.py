@@ -195,6 +195,13 @@ def test_a_target_loss_becomes_tokens_by_its_law_with_their_band(spec: StudySpec
         Target.of_study(with_loss(spec, 1.575, model=model))
 
 
+def test_where_no_candidate_has_an_answer_a_lack_of_plans_is_told_first(study_of: Make) -> None:
+    gpus = {"system": "dgx-a100-80gb", "devices": [8], "strategy": "3d", "layout": "tp=3,dp=1"}
+    candidates = [gpus, {"system": "dgx-a100-80gb", "devices": [8], "strategy": "data"}]
+    with pytest.raises(PlanError):
+        run_study(study_of(name="large", model="gpt3_175b", candidates=candidates, batch_sizes=[48]))
+
+
 def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec) -> None:
     law = {"irreducible": 1.7, "a": 400, "alpha": 0.34, "b": 2000, "beta": 0.36, "corpus": "mine"}
     runs = {"params": [1e9, 30e9], "tokens": [1e10, 1e12], "error": 0.05}
