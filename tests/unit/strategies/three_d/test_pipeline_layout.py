@@ -13,7 +13,7 @@ from perfsim.machines import machine
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.division import divided
-from perfsim.strategies.three_d.space import _head_layers
+from perfsim.strategies.three_d.space import head_layers
 from perfsim.testing import toys
 
 
@@ -66,7 +66,7 @@ def test_the_head_counts_as_the_layers_that_take_as_long() -> None:
     assert divided("1f1b", 4, 1, 32, 3).layers == (9, 9, 9, 5)
     assert divided("interleaved", 2, 2, 8, 2).layers == (2, 3, 3, 0)
     wide: dict[str, Any] = {"vocab_size": 12 * 2048 * 3}
-    assert _head_layers(toys.job(8, **wide)) == round(3 / (1 + 1024 / (6 * 2048)))
+    assert head_layers(toys.job(8, **wide)) == round(3 / (1 + 1024 / (6 * 2048)))
 
 
 def test_a_last_stage_with_fewer_layers_for_its_head_is_faster_and_the_planner_has_it() -> None:
@@ -80,7 +80,7 @@ def test_a_last_stage_with_fewer_layers_for_its_head_is_faster_and_the_planner_h
         graph = plan.graph()
         simulated_s.append(critical_path(graph, price(graph, costs)).step_time_s)
         assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated_s[-1], rel=0.01)
-    assert _head_layers(job) == 4
+    assert head_layers(job) == 4
     assert simulated_s[1] == pytest.approx(simulated_s[0] * 6 / 8, rel=0.02)
     listed = strategy("3d").layouts(job, toys.topology(2))
     assert (6, 2) in {layout.layers_per_stage for layout in listed}

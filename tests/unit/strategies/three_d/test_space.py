@@ -19,7 +19,7 @@ from perfsim.strategies.three_d.space import (
     LONG_SEQUENCE,
     RECOMPUTE_EVERY,
     Columns,
-    _head_layers,
+    head_layers,
     layout_space,
 )
 from perfsim.testing import toys
@@ -74,7 +74,7 @@ def test_the_space_is_every_combination_that_keeps_the_rules(num_layers: int) ->
         for chunks in range(2, most + 1) if schedule.chunks is None else (schedule.chunks,):
             if chunks > most:
                 continue
-            for head in (0, _head_layers(job)) if schedule.has("counts_head") and pipeline > 1 else (0,):
+            for head in (0, head_layers(job)) if schedule.has("counts_head") and pipeline > 1 else (0,):
                 division = divided(name, pipeline, chunks, num_layers, head)
                 stages = None if division.even else division.layers
                 degrees = (tensor, pipeline, data, chunks, split, zero)
