@@ -22,6 +22,8 @@ class _Precision:
     first."""
     cast_reads_bytes: float
     """Bytes that a cast from 16 bits reads for each number, to find the scale and to convert."""
+    is_gathered: bool = True
+    """Whether the ranks of a tensor group gather activations in it; else in 16 bits."""
     cast_passes: int = 1
     """Casts as a table of products has them that make one cast of training: 2 where rows and columns have
     scales of their own."""
@@ -44,8 +46,15 @@ PRECISIONS: Mapping[str, _Precision] = {
     # One scale for a tensor, known from earlier steps.
     "fp8": _Precision(bytes=1.0, bits=4, peak_of=None, stand_ins=("fp8_block",), cast_reads_bytes=2.0),
     # One scale for a row. Rows and columns are scaled and written in separate passes, each with a search.
+    # Before them torchtitan gathers in 16 bits.
     "fp8_rowwise": _Precision(
-        bytes=1.0, bits=4, peak_of="fp8", stand_ins=("fp8", "fp8_block"), cast_reads_bytes=8.0, cast_passes=2
+        bytes=1.0,
+        bits=4,
+        peak_of="fp8",
+        stand_ins=("fp8", "fp8_block"),
+        cast_reads_bytes=8.0,
+        is_gathered=False,
+        cast_passes=2,
     ),
     # One scale for 128 numbers.
     "fp8_block": _Precision(

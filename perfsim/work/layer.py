@@ -105,6 +105,8 @@ def _fused(kernel: Kernel, part: LayerSlice) -> Kernel | None:
     - norm: one pass reads input and output gradient and writes the input gradient; scale and shift in a
       second;
     - qkv: gradients of queries, keys and values are written side by side, so nothing joins them.
+
+    `_cast` has cast: the kernel that makes an operand also writes its narrow copies.
     """
     if "qkv" in part.fused and kernel.name == "qkv.join_gradients":
         return None
@@ -137,7 +139,11 @@ def _cast(kernel: Kernel, part: LayerSlice) -> Iterator[Kernel]:
         return
     # The cast writes the transposed copy too, so the weight gradient reads what earlier products had cast.
     if not kernel.weight_gradient:
-        yield cast_kernel(f"{kernel.name}.cast", kernel.m * kernel.k * kernel.batch, narrow)
+        numbers = kernel.m * kernel.k * kernel.batch
+        if "cast" in part.fused:
+            yield elementwise(f"{kernel.name}.cast", 2 * size * numbers, launches=0)
+        else:
+            yield cast_kernel(f"{kernel.name}.cast", numbers, narrow)
     moved = size * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
     moved += kernel.element_bytes * kernel.m * kernel.n * kernel.batch
     yield kernel._replace(precision=narrow, bytes_accessed=moved)
@@ -154,6 +160,19 @@ def cast_bytes(precision: Precision) -> float:
     # themselves, they are read once more to find it.
     row = PRECISIONS[precision]
     return row.cast_reads_bytes + 2 * row.bytes
+
+
+def gathered_bytes(part: LayerSlice, product: str) -> float:
+    """Bytes of an activation that tensor ranks gather for a product: as cast for it, where that is narrower.
+
+    Transformer Engine and torchao cast a rank's share before the ranks gather it.
+    """
+    table = part.precisions
+    if table is None:
+        return part.activation_bytes
+    row = PRECISIONS[table.input_gradient if product.endswith(".dgrad") else table.forward]
+    size = min(row.bytes, part.element_bytes) if row.is_gathered else part.element_bytes
+    return size * part.activation_elements
 
 
 # Attention: projections, plain or through latents, and the core with or without a window.

@@ -322,6 +322,8 @@ class TensorGroup:
         if (op, product, n_bytes) not in self._works:
             made = TensorClass("hidden", self.part.activation_bytes)
             moved = made.n_bytes if n_bytes is None else n_bytes
+            if op == "all_gather" and product:
+                moved = layer.gathered_bytes(self.part, product)
             beside = _product(self.part, product) if self.overlaps and product else None
             self._works[op, product, n_bytes] = collective(
                 "tensor", op, moved, self.ranks, made, beside=beside

@@ -259,6 +259,8 @@ def test_narrow_products_come_with_the_casts_of_their_first_operand() -> None:
     cast = kernels["fc1.dgrad.cast"]
     product = kernels["fc1.dgrad"]
     assert cast.bytes_accessed == pytest.approx(4.0 * product.m * product.k), "two read, one and one written"
+    fused = named(mlp_kernels(replace(narrow, fused=("cast",)), "backward"))["fc1.dgrad.cast"]
+    assert (fused.bytes_accessed, fused.launches) == (cast.bytes_accessed / 2, 0), "no kernel of its own"
     assert [kernel for kernel in backward if not kernel.name.endswith(".cast")] != list(
         mlp_kernels(PLAIN, "backward")
     )

@@ -44,6 +44,14 @@ def test_gradients_are_reduced_by_buckets_of_whole_layers(bucket: float, sizes: 
     assert reduced == pytest.approx(4 * held)
 
 
+@pytest.mark.parametrize(("precision", "gathered"), [("bf16", 2), ("fp8", 1), ("fp8_rowwise", 2)])
+def test_tensor_ranks_gather_what_was_cast_before_and_sum_in_16_bits(precision: str, gathered: int) -> None:
+    written = graph(ParallelLayout(tensor=2, sequence_parallel=True), toys.job(1, {"precision": precision}))
+    large = (work for work in written.works if work.category.startswith("tensor") and work.comm_bytes > 1e6)
+    moved = {(work.op, work.comm_bytes / 1024 / 2048) for work in large}
+    assert moved == {("all_gather", gathered), ("reduce_scatter", 2)}
+
+
 @pytest.mark.parametrize(
     ("layout", "capacity_gib", "part", "change"),
     [
