@@ -28,7 +28,7 @@ _SECTIONS = ("hardware", "workloads", "studies")
 
 
 class Catalog:
-    """Descriptions by name; a file is read again once it, or one that it extends or names, has changed.
+    """Descriptions by name; each file is read once, and again once one has changed.
 
     `roots` are directories that hold hardware/, workloads/ and studies/; an earlier root shadows files of the
     same name in later ones. Default: those of PERFSIM_PATH, then perfsim's own.
@@ -37,9 +37,8 @@ class Catalog:
     def __init__(self, roots: Sequence[Path] | None = None) -> None:
         folders = filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep))
         self.roots = tuple(roots) if roots is not None else (*map(Path, folders), data_root())
-        self._specs: dict[tuple[str, Path], tuple[Any, dict[Path, _State]]] = {}
-        self._files: dict[Path, _State] = {}
-        """Files that were read for the description that is being loaded, as they then were."""
+        self._specs: dict[tuple[str, Path], Any] = {}
+        self._files: dict[Path, tuple[int, ...]] = {}
         self._sources: dict[str, Source] | None = None
 
     def device(self, name_or_path: str) -> DeviceSpec:
@@ -99,30 +98,21 @@ class Catalog:
         """The description of that name or path; CatalogError lists every problem of its file."""
         path = self.find(kind, name_or_path, near)
         key = (kind, path.resolve())
-        spec, files = self._specs.get(key, (None, {}))
-        if spec is None or any(_state(file) != state for file, state in files.items()):
-            around = self._files
-            self._files = {}
-            try:
-                spec = self._read(kind, path, name_or_path)
-            finally:
-                files = self._files
-                self._files = around
-            self._specs[key] = spec, files
-        self._files |= files
-        return spec
-
-    def _read(self, kind: str, path: Path, name_or_path: str) -> Any:
-        mapping = reader.LocatedMapping.read(path, kind, self)
-        name = mapping.node.mapping.get("name")
-        if not _is_path(name_or_path) and name is not None and name.text != name_or_path:
-            message = f"name: `{name.text}` stands in the file of `{name_or_path}`"
-            help_text = f"write name: {name_or_path}, or rename the file"
-            mapping.problems.append(name.mark.problem(message, help_text))
-        return mapping.build(reader.KINDS[kind].classes, self, path.stem)
+        if any(_state(file) != state for file, state in self._files.items()):
+            self._specs.clear()
+            self._files.clear()
+        if key not in self._specs:
+            mapping = reader.LocatedMapping.read(path, kind, self)
+            name = mapping.node.mapping.get("name")
+            if not _is_path(name_or_path) and name is not None and name.text != name_or_path:
+                message = f"name: `{name.text}` stands in the file of `{name_or_path}`"
+                help_text = f"write name: {name_or_path}, or rename the file"
+                mapping.problems.append(name.mark.problem(message, help_text))
+            self._specs[key] = mapping.build(reader.KINDS[kind].classes, self, path.stem)
+        return self._specs[key]
 
     def will_read(self, path: Path) -> None:
-        """Note the state of a file on which the description that is being loaded depends."""
+        """Note the state of a file before it is read: once any file has changed, all are read again."""
         self._files[path] = _state(path)
 
     def override(self, spec: SpecT, changes: Mapping[str, Any]) -> SpecT:
@@ -230,15 +220,12 @@ def _catalog_for(_path_variable: str) -> Catalog:
     return Catalog()  # reads the variable itself; the argument only keys the cache
 
 
-_State = tuple[int, int, int] | None
-"""What changes with the content of a file: its time, its size and its inode; None where there is none."""
-
-
-def _state(path: Path) -> _State:
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes with the content of a file: its time, size and inode; empty where there is no file."""
     try:
         found = path.stat()
     except OSError:
-        return None
+        return ()
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 

@@ -313,21 +313,9 @@ class _AnsweredRow(BaseModel):
     system: str = ""
     num_devices: Annotated[int, *number(0, MOST_DEVICES)] = 0
     time_to_accuracy_s: Annotated[float, *number(0.0, _MOST_S)] | None = None
+    wall_s: Annotated[float, *number(0.0, _MOST_S)] | None = None
     global_batch_size: Annotated[int, *number(1, MOST_SEQUENCES)] | None = None
     layout: dict[str, Any] = {}
-
-
-class _AnsweredOutcome(BaseModel):
-    """What a candidate takes in the document of a study's answer; of its time on the wall each figure."""
-
-    label: str
-    wall_s: dict[str, Annotated[float, *number(0.0, _MOST_S)]]
-
-
-class _AnsweredDecision(BaseModel):
-    """The decision in the document of a study's answer."""
-
-    outcomes: list[_AnsweredOutcome] = []
 
 
 class AnswerDocument(BaseModel):
@@ -337,7 +325,6 @@ class AnswerDocument(BaseModel):
     title: str | None = None
     candidates: list[_AnsweredRow]
     assumptions: list[Assumption]
-    decision: _AnsweredDecision = _AnsweredDecision()
 
 
 def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
@@ -346,16 +333,9 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         {f"{given.topic}: {given.name}": given.value for given in answer.assumptions}
         for answer in (first, second)
     )
-    before, after = (
-        {row.label: row.time_to_accuracy_s or 0.0 for row in answer.candidates} for answer in (first, second)
-    )
-    was, becomes = (
-        {own.label: own.wall_s.get("typical") for own in answer.decision.outcomes}
-        for answer in (first, second)
-    )
-    rows = {row.label: row for row in second.candidates}
+    before, after = ({row.label: row for row in answer.candidates} for answer in (first, second))
     for row in first.candidates:
-        other = rows.get(row.label, row)
+        other = after.get(row.label, row)
         settings = {**row.layout, **other.layout}
         names = [name for name in settings if row.layout.get(name) != other.layout.get(name)]
         for inputs, side in ((old, row), (new, other)):
@@ -366,11 +346,11 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     )
-    moved = tuple(
-        _Moved(label, label, before[label], after[label], was.get(label), becomes.get(label))
-        for label in before
-        if label in after
-    )
+    moved = []
+    for label in (label for label in before if label in after):
+        pair = before[label], after[label]
+        healthy_s = (row.time_to_accuracy_s or 0.0 for row in pair)
+        moved.append(_Moved(label, label, *healthy_s, *(row.wall_s for row in pair)))
     missing = [f"{label}: no answer in {second.study}" for label in before if label not in after]
     missing += [f"{label}: no answer in {first.study}" for label in after if label not in before]
-    return Difference(first.study, second.study, changes, moved, tuple(missing))
+    return Difference(first.study, second.study, changes, tuple(moved), tuple(missing))

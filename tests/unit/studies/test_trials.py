@@ -116,18 +116,13 @@ def test_equal_studies_differ_in_nothing(tmp_path: Path) -> None:
 
 
 def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
-    rows = [{"label": "1 CS-2", "time_to_accuracy_s": time_s} for time_s in (100.0, 150.0)]
+    rows = [
+        {"label": "1 CS-2", "time_to_accuracy_s": time_s, "wall_s": time_s + 100} for time_s in (100.0, 150.0)
+    ]
     known = {"topic": "device", "name": "peak", "source": "", "kind": "fit"}
     inputs = [known | {"value": value} for value in "12"]
-    walls = [{"label": "1 CS-2", "wall_s": {"typical": time_s}} for time_s in (200.0, 250.0)]
-    both = zip(rows, inputs, walls, strict=True)
-    paths = answers(
-        tmp_path,
-        *(
-            {"candidates": [row], "assumptions": [given], "decision": {"outcomes": [wall]}}
-            for row, given, wall in both
-        ),
-    )
+    both = zip(rows, inputs, strict=True)
+    paths = answers(tmp_path, *({"candidates": [row], "assumptions": [given]} for row, given in both))
     shown = CliRunner().invoke(main, ["diff", *map(str, paths), "--json"])
     assert shown.exit_code == 0, shown.output
     answer = json.loads(shown.output)
