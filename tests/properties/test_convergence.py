@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from perfsim.convergence.critical_batch import CriticalBatch, HyperbolaFit, examples, steps
 from perfsim.convergence.laws import LOSS_LAWS, LossLaw, LossTarget
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.convergence.wall_clock import failing_time_s
 
 batch_sizes = st.floats(1e3, 1e9)
 targets = st.floats(1e8, 1e14)
@@ -32,14 +31,6 @@ def test_steps_and_examples_lie_on_the_hyperbola(batch: float, d_min: float, b_c
     assert s == pytest.approx(s_min * (1 + b_crit / batch), rel=1e-12)
     assert (s / s_min - 1) * (e / d_min - 1) == pytest.approx(1, rel=1e-5, abs=1e-5)
     assert steps(np.array([batch, d_min]), d_min, b_crit).tolist() == [s, steps(d_min, d_min, b_crit)]
-
-
-@given(batch_sizes, st.floats(1.001, 100), targets, batch_sizes)
-def test_a_larger_batch_takes_more_examples_and_fewer_steps(
-    batch: float, factor: float, d_min: float, b_crit: float
-) -> None:
-    assert examples(batch * factor, d_min, b_crit) > examples(batch, d_min, b_crit) >= d_min
-    assert d_min / b_crit <= steps(batch * factor, d_min, b_crit) < steps(batch, d_min, b_crit)
 
 
 @given(
@@ -120,12 +111,3 @@ def test_tokens_invert_the_loss_and_their_slope_is_the_derivative(law: LossLaw, 
     fewer = law.tokens_to_loss(loss + 1e-6, params)
     slope = LossTarget(law, loss, params, tokens).slope
     assert slope == pytest.approx(1e6 * math.log(tokens / fewer), rel=1e-2)
-
-
-@given(st.floats(600, 1e7), st.floats(0, 3600), st.floats(1, 1e6), st.floats(0, 600))
-def test_failures_never_shorten_a_run(
-    mttf_s: float, restart_s: float, interval_s: float, write_s: float
-) -> None:
-    healthy_s = 1e6 * (1 + write_s / interval_s)
-    failing_s = float(failing_time_s(1e6, interval_s, write_s, restart_s, 1 / mttf_s))
-    assert healthy_s * (1 - 1e-9) <= failing_s < float("inf")

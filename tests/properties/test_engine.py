@@ -154,20 +154,6 @@ def test_every_wait_of_a_stream_is_ended_by_a_task_of_another_stream_that_it_nee
             assert trace.end_s[before] == trace.start_s[task]
 
 
-@given(rows, st.integers(1, 12), st.data())
-@settings(max_examples=100)
-def test_durations_times_a_power_of_two_scale_the_makespan_exactly(
-    table: list[Row], power: int, data: st.DataObject
-) -> None:
-    graph = graph_of(table)
-    # On the grid of the longer run, so that rounding has nothing to do in either.
-    durations = drawn_durations(data, graph, st.integers(0, 2**20).map(lambda n: n * 2.0**-20))
-    for engine in (simulate, critical_path):
-        once = engine(graph, durations)
-        scaled = engine(graph, durations * 2.0**power)
-        assert (once.end_s * 2.0**power).tolist() == scaled.end_s.tolist()
-
-
 DEVICES = 2
 COMPUTES = 3
 COMMUNICATIONS = 2

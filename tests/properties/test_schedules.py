@@ -70,16 +70,6 @@ def test_joined_passes_are_of_two_micro_batches_and_begin_together_without_a_dea
 
 
 @given(shapes())
-def test_a_backward_follows_its_own_forward_and_weight_gradients_their_own_backward(shape: Shape) -> None:
-    for order in orders_of(*shape):
-        order = [slot._replace(joined=False) for slot in order]
-        turn = {slot: number for number, slot in enumerate(order)}
-        for earlier, later in pairwise(passes(shape[0])):
-            slots = [slot for slot in order if slot.which == later]
-            assert all(turn[slot._replace(which=earlier)] < turn[slot] for slot in slots)
-
-
-@given(shapes())
 def test_the_last_pass_of_every_chunk_is_that_of_the_last_micro_batch(shape: Shape) -> None:
     name, _, virtual, microbatches = shape
     for order in orders_of(*shape):

@@ -197,7 +197,7 @@ def test_a_run_takes_its_work_and_its_checkpoints_and_never_for_ever() -> None:
         for failures_per_s in (0.0, 1e-12):
             failing_s = wall_clock.failing_time_s(work_s, 100.0, 5.0, 60.0, failures_per_s)
             assert float(failing_s) == pytest.approx(ran_s)
-    assert 1e20 < float(wall_clock.failing_time_s(1e6, 1e6, 0.0, 0.0, 1.0)) < math.inf
+    assert 1e20 < float(wall_clock.failing_time_s(1e6, 1e6, 0.0, 1e6, 1.0)) < math.inf
 
 
 ONE = tier_of(2 * HOUR, 5 * MINUTE, 1 / (8 * HOUR), 10 * MINUTE, 12 * HOUR)

@@ -71,13 +71,6 @@ def test_seconds_are_means_over_ranks_not_over_what_is_written(toys: ModuleType)
     assert few.step_time_s == whole.step_time_s
 
 
-def test_a_layout_that_fills_nodes_evenly_is_folded_and_says_nothing(toys: ModuleType) -> None:
-    plan = planned(toys, tensor=2, data=4, pipeline=2)
-    run = evaluate(plan, toys.ToyCosts(plan.system))
-    assert run.trace.graph is run.graph
-    assert run.plan is plan
-
-
 PORT = 300e9
 LATE_S = 1e-3
 A_PORT = "node0/gpu3-node0/nvswitch"

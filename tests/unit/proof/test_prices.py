@@ -9,11 +9,9 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.proof.faults import mutations
-from perfsim.proof.prove import Case, Request, Subject, prove_all
+from perfsim.proof.prove import Case, Subject
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.precisions import Precision
-from perfsim.strategies.three_d.data import Held, Replicas
-from perfsim.work import Work
 
 CASES = {
     "zero 3": Case("zero3", ParallelLayout(tensor=2, data=2, zero_stage=3), 2),
@@ -57,15 +55,3 @@ def test_half_of_the_bytes_is_found_with_both_numbers(name: str) -> None:
     assert made
     for mutation in made:
         assert any("is priced for" in str(fault) for fault in mutation.subject.faults()), mutation.description
-
-
-def test_a_bucket_priced_for_a_thousandth_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Replicas.reduce_works
-
-    def thousandth(self: Replicas, held: Held) -> list[Work]:
-        return [replace(work, comm_bytes=work.comm_bytes / 1000) for work in right(self, held)]
-
-    monkeypatch.setattr(Replicas, "reduce_works", thousandth)
-    result = prove_all(Request("gpt3_20b", layout="dp=2", orders=0))
-    assert not result.passed
-    assert "elements, is priced for" in str(result.proofs[0].faults[0])
