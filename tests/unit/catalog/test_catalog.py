@@ -309,15 +309,6 @@ def test_all_errors_of_a_file_come_at_once_at_their_places(root: Path, catalog: 
     assert all(problem.excerpt in path.read_text(encoding="utf-8").splitlines() for problem in listed)
 
 
-def test_error_reads_as_file_line_column(
-    root: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(root)
-    write(root / "bad.yaml", "extends: tiny\nnum_layrs: 3\n")
-    (problem,) = problems(lambda: catalog.model("./bad.yaml"))
-    assert str(problem).splitlines()[:2] == ["bad.yaml:2:1: unknown key `num_layrs`", "    num_layrs: 3"]
-
-
 @pytest.mark.parametrize(
     ("file", "text", "line_and_column", "said"),
     [
@@ -339,14 +330,6 @@ def test_a_wrong_file_is_refused_at_its_place(
     (problem,) = problems(lambda: catalog.load(kind, name))
     assert (problem.line, problem.column) == line_and_column
     assert said in problem.message + problem.help
-
-
-def test_unknown_reference_is_reported_where_it_is_named(root: Path, catalog: Catalog) -> None:
-    text = "extends: box\ndevice: gpu-z\nnode: {nic: wyre, scale_up: [wire]}\n"
-    listed = problems(lambda: catalog.system(str(write(root / "bad-box.yaml", text))))
-    assert places(listed) == [(2, 9), (3, 13), (3, 29)]
-    assert "unknown device `gpu-z`" in listed[0].message
-    assert "did you mean `wire`?" in listed[1].help
 
 
 def test_errors_of_a_file_that_is_named_or_extended_keep_their_own_file(root: Path, catalog: Catalog) -> None:
@@ -403,14 +386,6 @@ def test_errors_deep_in_a_study_have_their_places(root: Path, catalog: Catalog) 
     assert "did you mean `tokens`?" in listed[0].help
     assert "did you mean `box`?" in listed[1].help
     assert "did you mean `tensor`?" in listed[3].help
-
-
-def test_raw_mapping_knows_its_places(root: Path, catalog: Catalog) -> None:
-    path = write(root / "cases.yaml", "schema: 1\ncases:\n- id: a\n- id: b\n  bad: 2\n")
-    mapping = LocatedMapping.read(path, "study", catalog)
-    assert mapping.data == {"schema": 1, "cases": [{"id": "a"}, {"id": "b", "bad": 2}]}
-    problem = mapping.problem(("cases", 1, "bad"), "is bad", "drop it")
-    assert (problem.line, problem.column, problem.help) == (5, 8, "drop it")
 
 
 def test_override_changes_values_and_says_so(catalog: Catalog) -> None:

@@ -40,21 +40,6 @@ SHAPE = {
 BIASES = {"use_projection_bias_in_attention": True, "use_ffn_bias_in_attention": True, "use_ffn_bias": True}
 TRAINER = yaml.safe_load((SAMPLES / "zoo_trainer_xl.yaml").read_text("utf-8"))
 XL = 1_315_723_264
-GEMMA = {
-    **SHAPE,
-    "vocab_size": 256000,
-    "hidden_size": 3584,
-    "num_hidden_layers": 42,
-    "filter_size": 14336,
-    "position_embedding_type": "rotary",
-    "norm_type": "rmsnorm",
-    "norm_first_sandwich": True,
-    "nonlinearity": "geglu",
-    "attention_module": "multiquery_attention",
-    "extra_attention_params": {"num_kv_groups": 8},
-    "attention_inner_dim": 4096,
-    "attention_sliding_window_length": 4096,
-}
 
 
 def test_stages_count_embedding_and_loss_as_megatron_does(imported: Import) -> None:
@@ -101,16 +86,6 @@ def test_what_a_script_or_a_reference_computes_can_be_given(imported: Import) ->
     assert imported(NEMO.replace("name: megatron_gpt", "name: ${oc.env:NAME}")).parameters == XL
 
 
-def test_neox_names_with_underscores_and_a_llama_mlp_are_read(imported: Import) -> None:
-    text = (
-        "{pipe_parallel_size: 1, model_parallel_size: 1, make_vocab_size_divisible_by: 1, num_layers: 32, "
-        "hidden_size: 4096, num_attention_heads: 32, seq_length: 2048, max_position_embeddings: 2048, "
-        "pos_emb: rotary, no_weight_tying: true, norm: rmsnorm, use_bias_in_attn_linear: false, "
-        "mlp_type: llama, activation: silu}"
-    )
-    assert imported(text, given={"vocab_size": 32000}).parameters == 6_738_415_616
-
-
 def test_deepspeed_takes_a_named_model_or_the_one_next_to_it(imported: Import, tmp_path: Path) -> None:
     alone = imported(ZERO3, "ds_config.json")
     assert (alone.kind, alone.parameters, alone.devices) == ("recipe", None, 32)
@@ -119,10 +94,6 @@ def test_deepspeed_takes_a_named_model_or_the_one_next_to_it(imported: Import, t
     (tmp_path / "config.json").write_bytes((SAMPLES / "llama31_8b_config.json").read_bytes())
     beside = imported(ZERO3, "ds_config.json")
     assert (beside.kind, beside.parameters) == ("model", LLAMA_8B)
-
-
-def test_a_gemma_has_its_published_count(imported: Import) -> None:
-    assert imported({"model": GEMMA}).parameters == 9_241_705_984
 
 
 def test_a_list_of_phases_is_read_by_its_first(imported: Import) -> None:
