@@ -351,14 +351,13 @@ A100 with those of the H100 is 0.30.
 
 def _uneven_stages(plan: Plan[Any, Any]) -> str:
     """The remedy where stages wait longer for the fullest of them than for their first micro-batch."""
-    layout = plan.layout
-    division = Division.of(plan.job, layout)
+    division = Division.of(plan.job, plan.layout)
     held = list(map(sum, division.chunks))
-    loads = [*held]
+    loads = np.array(held)
     loads[division.placement.last_rank] += head_layers(plan.job)
-    mean = sum(loads) / len(loads)
-    fills = schedule_called(layout.schedule).bubble * (layout.pipeline - 1) * mean / layout.virtual_pipeline
-    if min(held) == max(held) or plan.num_microbatches * (max(loads) - mean) <= fills:
+    others = loads.sum() - loads.mean()
+    first = schedule_called(division.schedule).bubble * others / division.virtual
+    if min(held) == max(held) or plan.num_microbatches * (loads.max() - loads.mean()) <= first:
         return ""
     return (
         f"even stages: with {min(held)} to {max(held)} layers a rank all wait for the fullest (fewer stages, "

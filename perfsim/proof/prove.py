@@ -17,8 +17,7 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.catalog.yaml_tree import Node
 from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
-from perfsim.prediction.planner import plan_of
-from perfsim.prediction.question import Question, changes_by_root
+from perfsim.prediction.question import changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.proof.executor import Executor, Outcome
 from perfsim.proof.interpreter import Interpreter
@@ -547,16 +546,8 @@ def _of_layout(request: Request, model: TransformerConfig, catalog: Catalog) -> 
     batch = request.batch or sequences * 2 * layout.pipeline
     if batch % sequences and of_kind.even_batches:
         raise InputError(f"--batch {batch} is not a multiple of data x micro_batch_size, {sequences}")
-    asked = Question(
-        model=model,
-        recipe=catalog.recipe(RECIPE).ran_with(attention="flash"),
-        system=catalog.system(of_kind.system),
-        devices=request.devices or layout.num_devices,
-        strategy=chosen,
-        batch=batch,
-        layout=layout,
-        must_fit=False,
-    )
-    plan_of(asked)  # refuses what the model as it is cannot have
+    topology = build_topology(catalog.system(of_kind.system), request.devices or layout.num_devices)
     job = Job(model, catalog.recipe(RECIPE), batch)
-    return small_plan(chosen, job, asked.topology, layout, max(1, -(-batch // sequences)))
+    fused = replace(job, recipe=job.recipe.ran_with(attention="flash"))
+    chosen.plan(fused, topology, layout, check_memory=False)  # refuses what the model as it is cannot have
+    return small_plan(chosen, job, topology, layout, max(1, -(-batch // sequences)))
