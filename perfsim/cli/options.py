@@ -171,7 +171,7 @@ def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str
         if not (key and equals):
             raise click.UsageError(f"{option.opts[0]} {text}: write KEY=VALUE")
         try:
-            read = resolve_plain(value)
+            read = resolve_plain(value.removesuffix("/h") if option.name == "prices" else value)
         except InputError as error:
             raise click.UsageError(f"{option.opts[0]} {text}: {error.problems[0].message}") from None
         inside = option.name == "changes" and "." in key

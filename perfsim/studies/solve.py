@@ -3,8 +3,9 @@
 Every evaluation is a point of a sweep over that input. By how much it misses a condition is the log of the
 quantity over its bound, in each joint draw of `studies/decision.py`; a condition is met at 50 (or 90) % where
 this quantile of the draws misses nothing. Values are tried outward from today's until the condition turns,
-then between two neighbours by interpolation. Where the way turns back, or the input is a batch, a coarse
-sweep finds every turn first. Of batches those are tried that lie around the best one of the value before.
+then between two neighbours by interpolation, and beyond those that meet it. Where the way turns back, or the
+input is a batch, a coarse sweep finds every turn first. Of batches those are tried that lie around the best
+one of the value before.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from perfsim.convergence.bill import HOUR_S, JOULES_A_KWH
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import Place, typical
 from perfsim.prediction.question import ASKED, question_of
-from perfsim.specs.layout import written
+from perfsim.specs.layout import text_of, written
 from perfsim.specs.wall_clock import Range
 from perfsim.studies import loading
 from perfsim.studies.answers import PointResult, called
@@ -152,6 +153,10 @@ _REACH = 1e3
 """How far from today's value a number is looked for, as a factor."""
 STEPS = 96
 """Numbers in a power of ten that are tried."""
+ENDS = ("tokens", "tokens_per_parameter", "target_loss")
+"""Fields of a recipe, one of which ends a run."""
+BEGIN_TOKENS = 20.0
+"""A parameter, at which a search for the end of a run begins where nothing ends it: Chinchilla's rule."""
 BEGIN_PARAMETERS = 2e9
 """Of a device that a search begins with: fewer devices leave states on the host, and steps are long."""
 
@@ -216,12 +221,14 @@ def _batch(_path: str, point: Point) -> _Unknown:
 
 
 def _layout(path: str, point: Point) -> _Unknown:
-    """The planner's shortlist at the best batch."""
+    """The planner's shortlist at the best batch, and layouts that need less memory than its first."""
     question = point.question
     target = Target.of_study(point.study)
     best = target.curve(question, target.batches(point.study, question)).best
-    planned = plan_layouts(question.at(best), shown=COARSE).shortlist
-    return _Unknown(path, [entry.layout_text for entry in planned], "", numeric=False)
+    planned = plan_layouts(question.at(best), shown=COARSE)
+    leaner = map(planned.search.screening.layout, planned.search.leaner(COARSE))
+    texts = [entry.layout_text for entry in planned.shortlist] + list(map(text_of, leaner))
+    return _Unknown(path, list(dict.fromkeys(texts)), "", numeric=False)
 
 
 def _size(path: str, point: Point) -> _Unknown:
@@ -279,9 +286,7 @@ _INPUTS: Mapping[str, Callable[[str, Point], _Unknown]] = {
     **dict.fromkeys(loading.BATCH_PATHS, _batch),
     "layout": _layout,
     SIZE: _size,
-    "recipe.tokens": _target,
-    "recipe.tokens_per_parameter": _target,
-    "recipe.target_loss": _target,
+    **{f"recipe.{end}": _target for end in ENDS},
 }
 """What may be tried at the paths that are more than a field."""
 
@@ -339,11 +344,11 @@ class Solution:
     text: str = ""
     """The value, or else the nearest, with its unit."""
     side: str = ""
-    """Which further values meet them: `or more`, `or less`."""
+    """Which further values meet them: `or more`, `or less`, `to` or `down to` the last one."""
     surely: Any = None
     """The value that meets them in 90 % of the draws; None where none does."""
     range: tuple[float, float] | None = None
-    """The values that meet them in 5 and in 95 % of the draws, interpolated."""
+    """The values that meet them in 5 and in 95 % of the draws, interpolated; None: no draw moves them."""
     quantity: Mapping[str, float] = field(default_factory=dict)
     """What the conditions are on, at the value or else the nearest; typical, in the units of their names."""
     reason: str = ""
@@ -401,7 +406,8 @@ class _Search:
         self.logs = np.log(self.unknown.values) if self.unknown.numeric else np.empty(0)
         if self.unknown.turns_back or not self.unknown.numeric:
             last = len(self.unknown.values) - 1
-            for place in np.linspace(0, last, min(last + 1, COARSE)):
+            most = COARSE if self.unknown.numeric else last + 1
+            for place in np.linspace(0, last, min(last + 1, most)):
                 self._at(round(place))
         else:
             self._walk(HALF)
@@ -547,9 +553,9 @@ class _Search:
 
     def _found(self) -> list[Solution]:
         """The solutions of this candidate; where there is none, one that says why."""
+        turned = self._outer_turns() if self.unknown.numeric else []
         misses = {index: row.miss(HALF) for index, row in self.tried.items() if row.misses is not None}
         met = [index for index, miss in misses.items() if miss <= 0]
-        turned = self._turns(HALF) if self.unknown.numeric else []
         if not misses:
             reasons = dict.fromkeys(tried.reason for tried in self.tried.values())
             return [Solution(self.label, reason="; ".join(list(reasons)[:2]))]
@@ -558,17 +564,41 @@ class _Search:
         if self.minimise:
             return [self._least()]
         if turned:
-            solutions: dict[Any, Solution] = {}
-            for found in (self._turning(*pair) for pair in turned):
-                # A value between two that do not meet the conditions is found from both sides.
-                alone = found.value in solutions
-                solutions[found.value] = replace(found, side="") if alone else found
-            return list(solutions.values())
+            rows = [self._turning(*pair) for pair in turned]
+            for place, (low, high) in enumerate(pairwise(rows)):
+                if low.side == "or more":  # as far as the next turn
+                    wide = low.value != high.value
+                    rows[place] = replace(low, side=f"to {high.text}" if wide else "")
+                    rows[place + 1] = replace(high, side=f"down to {low.text}" if wide else "")
+            return list({row.value: self._noted(row) for row in rows}.values())
         if not self.unknown.numeric:
             return [self._solution(index) for index in met]
         ends = (self.unknown.text(self.unknown.values[end(met)]) for end in (min, max))
         reason = f"all values that were tried meet it, {' to '.join(ends)}"
         return [self._solution(max(met, key=misses.__getitem__), reason=reason)]
+
+    def _outer_turns(self) -> list[tuple[int, int]]:
+        """The turns, once values beyond the outermost that meet the conditions are tried, ever farther."""
+        turns = not (self.equal or self.minimise) and self._turns(HALF)
+        for way, outermost in ((1, max), (-1, min)):
+            for step in (1, 2, 3) if turns else ():
+                edge = outermost(self.tried)
+                ahead = self._stepped(edge, way * step * TWICE)
+                if self.tried[edge].miss(HALF) <= 0 and self._at(ahead).misses is None:
+                    del self.tried[ahead]  # what has no answer turns nothing
+                    break
+        return self._turns(HALF)
+
+    def _noted(self, row: Solution) -> Solution:
+        """A row with how far values were tried, and which between them may not meet the conditions."""
+        outermost = {"or more": max, "or less": min}.get(row.side)
+        answered = [known.value for known in self.tried.values() if known.misses is not None]
+        notes = [f"tried to {self.unknown.text(outermost(answered))}"] if outermost else []
+        question = Point(self.study).question
+        batches = Target.of_study(self.study).batches(self.study, question)
+        if self.find == "devices" and len(batches) == 1 and question.machine.fragments_memory:
+            notes.append(f"numbers over which {batches[0]:,} sequences do not divide evenly may miss it")
+        return replace(row, reason="; ".join(notes))
 
     def _turning(self, met: int, not_met: int) -> Solution:
         """The last value that meets the conditions, or the nearest where they ask for equality."""
@@ -598,7 +628,7 @@ class _Search:
         return min(pairs, key=lambda pair: abs(pair[0] - last), default=None)
 
     def _range(self, last: int, way: int) -> tuple[float, float] | None:
-        """The values that meet the conditions in 5 and in 95 % of the draws, between two with plans."""
+        """Where conditions are met in 5 and in 95 % of the draws, widened to the value that was found."""
         ends = []
         for level in (0.05, 0.95):
             pair = self._turn(last, way, level, refused=False)
@@ -606,7 +636,8 @@ class _Search:
                 return None
             misses = [self.tried[index].miss(level) for index in pair]
             ends.append(float(np.exp(np.interp(0.0, misses, self.logs[[*pair]]))))
-        return min(ends), max(ends)
+        value = self.tried[last].value
+        return (min(*ends, value), max(*ends, value)) if ends[0] != ends[1] else None
 
     def _solution(self, index: int, **more: Any) -> Solution:
         """A value that meets the conditions."""
@@ -705,6 +736,8 @@ def study_of(given: Mapping[str, Any], catalog: Catalog, find: str) -> StudySpec
         grows = find == "devices" and begin.machine.fragments_memory
         held = parameters(begin.model).total / BEGIN_PARAMETERS if grows else 1
         begin = replace(begin, devices=node * math.ceil(held / node))
+    if _INPUTS.get(find) is _target and not any(getattr(begin.recipe, end) for end in ENDS):
+        begin = replace(begin, recipe=begin.recipe.model_copy(update={"tokens_per_parameter": BEGIN_TOKENS}))
     values: dict[str, Any] = {"strategy": begin.chosen.name, "name": "question", "question": ""}
     for asked in ASKED.values():
         if "study" in asked.by and (value := getattr(begin, asked.field)) not in (None, ""):

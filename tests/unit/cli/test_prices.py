@@ -16,7 +16,7 @@ from perfsim.studies.loading import load_study
 
 
 def test_a_price_gives_money_of_every_answer(perfsim: Callable[..., Result], elsewhere: Path) -> None:
-    price = ("--price", "cs-2=30", "--out", "out", "--json")
+    price = ("--price", "cs-2=30/h", "--out", "out", "--json")
     study = perfsim("study", "study.yaml", "--table", "t.csv", *price)
     assert study.exit_code == 0, study.stderr
     outcomes = json.loads(study.stdout)["decision"]["outcomes"]

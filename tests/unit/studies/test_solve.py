@@ -11,7 +11,7 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import PerfsimError
-from perfsim.base.units import DAY_S
+from perfsim.base.units import DAY_S, GIB
 from perfsim.catalog import default_catalog
 from perfsim.studies import solve as solving
 from perfsim.studies.answers import PointResult
@@ -25,6 +25,8 @@ from perfsim.work.family import scaled
 
 Make = Callable[..., StudySpec]
 PRICES = {"cs-2": 30.0}
+ENDS = {"to": "or more", "down": "or less"}
+NODE: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "batch": 64, "recipe.tokens": 1e9}
 FINDS = ("devices", "recipe.tokens", "price.device_hour", "system.io_ports", "recipe.global_batch_size")
 """Unknowns along which days or money rise or fall, and the batch, along which time turns back."""
 
@@ -73,11 +75,12 @@ def test_it_agrees_with_an_exhaustive_sweep(
         for index in range(len(values) - 1)
         if met[index] != met[index + 1]
     }
-    found = {(row.value, row.side) for row in answer.solutions if row.side}
+    found = {(row.value, ENDS.get(row.side.split()[0], row.side)) for row in answer.solutions if row.side}
     assert found <= turns
     assert bool(found) == bool(turns) or not answer.solutions[0].side
     assert any(met) == (answer.solutions[0].value is not None)
     for row in answer.solutions:
+        assert row.range is None or row.range[0] <= row.value <= row.range[1]
         if row.surely is not None and row.side:
             (share,) = shares(study, unknown.path, [row.surely], quantity, bound)
             assert share >= 0.9
@@ -146,7 +149,7 @@ def test_a_loss_is_found_though_half_of_it_and_twice_it_are_beyond_its_law(study
     answered = PointResult(study, answer=answer_point(study.points[0]))
     days = option_of(answered).typical_s / DAY_S
     row, *_ = ps.solve(study, find="recipe.target_loss", such_that=f"days <= {days / 2}").solutions
-    assert row.side == "or more"
+    assert row.side.startswith("to ")  # where the law ends
     assert 0.4 * days < row.quantity["days"] <= days / 2
 
 
@@ -171,3 +174,26 @@ def test_without_devices_one_node_is_asked_unless_the_devices_are_what_is_looked
         find: solving.study_of(given, default_catalog(), find).points[0] for find in ("batch", "devices")
     }
     assert {find: point.num_devices for find, point in asked.items()} == {"batch": 8, "devices": 16}
+
+
+def test_a_search_for_the_end_of_a_run_that_has_none_begins_at_20_tokens_a_parameter() -> None:
+    machine = {"model": "gpt3_xl", "system": "dgx-a100-80gb"}
+    studies = [solving.study_of(machine, default_catalog(), find) for find in ("batch", "recipe.tokens")]
+    assert [study.recipe.tokens_per_parameter for study in studies] == [None, 20]
+
+
+def test_layouts_are_found_that_need_less_memory_than_the_fastest() -> None:
+    rows = ps.solve(find="layout", such_that="memory <= 6 GiB", **NODE, devices=8).solutions
+    assert rows[0].value is not None
+    assert all(row.quantity["memory"] <= 6 * GIB for row in rows)
+    (least,) = ps.solve(find="layout", minimise="memory", **NODE, devices=8).solutions
+    assert least.quantity["memory"] == min(row.quantity["memory"] for row in rows)
+
+
+def test_conditions_of_opposite_sense_bound_a_value_on_both_sides() -> None:
+    conditions = ["hours <= 4", "device_hours <= 30"]
+    first, last = ps.solve(find="devices", such_that=conditions, **NODE).solutions
+    assert (first.side, last.side) == (f"to {last.value}", f"down to {first.value}")
+    assert "64 sequences do not divide" in first.reason
+    ends = [row.quantity for row in (first, last)]
+    assert all(amounts["hours"] <= 4 and amounts["device_hours"] <= 30 for amounts in ends)
