@@ -58,21 +58,6 @@ def layouts(draw: st.DrawFn) -> ParallelLayout:
     )
 
 
-@pytest.mark.parametrize("name", GPU_STRATEGIES)
-@given(models, devices, st.integers(1, 96))
-@settings(max_examples=30)
-def test_every_listed_layout_is_legal_once_and_uses_all_devices(
-    name: str, model: dict[str, int], count: int, batch: int
-) -> None:
-    job = toys.job(batch, **model)
-    topology = toys.topology(count)
-    listed = list(strategy(name).layouts(job, topology))
-    assert len(set(listed)) == len(listed)
-    for layout in listed:
-        assert layout.num_devices == count
-        assert not refusals_of(job, topology, layout, name, STRATEGIES[name].free_degrees)
-
-
 @given(models, layouts(), batches)
 @settings(max_examples=200)
 def test_a_layout_is_refused_with_every_reason_or_planned_where_capacity_allows(

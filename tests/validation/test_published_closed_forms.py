@@ -15,7 +15,6 @@ from perfsim.catalog import Catalog
 from perfsim.costs.memory import state_bytes
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.precisions import Precision
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.work import counts
@@ -146,23 +145,3 @@ def test_activations_of_a_layer_are_table_2_of_2205_05198(t: int, sequence_paral
     if mode == "full":  # Table 2 has 2 sbh; with sequence parallelism the layer's input is split
         formula = 2 / t if sequence_parallel else 2
     assert counts.layer_activation_bytes(part, mode) == pytest.approx(s * b * h * formula)
-
-
-@pytest.mark.parametrize("d", [1, 8])
-@pytest.mark.parametrize(
-    ("precision", "reduced", "kept", "sharded"),
-    [
-        ("fp16", "fp16", 4, 16),
-        ("bf16", "bf16", 4, 16),
-        ("fp16", "fp32", 6, 12),
-        ("bf16", None, 6, 12),
-        ("fp32", None, 8, 8),
-    ],
-)
-def test_model_states_take_the_bytes_that_megatrons_distributed_optimizer_lists(
-    precision: Precision, reduced: Precision | None, kept: float, sharded: float, d: int
-) -> None:
-    """Megatron-LM, docs/source/api-guide/dist_optimizer.md: 4 + 16/d, 6 + 12/d, 8 + 8/d."""
-    recipe = Recipe(name="r", seq_length=1, precision=precision, reduce_precision=reduced)
-    held = state_bytes(recipe).sharded(1.0, 1, d)
-    assert sum(held.values()) == kept + sharded / d

@@ -35,7 +35,10 @@ from perfsim.work.kernels import LayerSlice
 def test_states_a_parameter_follow_from_precision_and_optimizer(
     recipe: dict[str, str], held: tuple[float, float, float], reduced: float, updated: float
 ) -> None:
-    """Gradients are held as they are reduced, but a narrower wire does not narrow those in fp32."""
+    """Gradients are held as they are reduced, but a narrower wire does not narrow those in fp32.
+
+    Megatron-LM, docs/source/api-guide/dist_optimizer.md, lists the same for its precisions.
+    """
     states = state_bytes(toys.recipe(**recipe))
     assert (states[:3], states.reduced, states.updated) == (held, reduced, updated)
 

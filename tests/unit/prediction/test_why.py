@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import perfsim as ps
-from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.costs.wafer import roof_tokens
 from perfsim.machines import build_topology, costs_for, strategy_for
@@ -156,14 +155,8 @@ def test_each_cause_can_be_switched_off_and_one_system_waits_for_nobody(devices:
     assert {*LOSSES} & {*by_default.why.parts_s} == ({LOSSES[1]} if devices > 1 else set())
 
 
-def test_the_fan_out_decides_on_the_levels_and_a_failed_link_is_refused_or_slower() -> None:
+def test_the_fan_out_decides_on_the_levels() -> None:
     """Under a fan-out of 2 the way to 16 systems has four levels, not two; each adds a hop and a chunk."""
     four, two = on_wafers(16), on_wafers(16, **{"swarmx.fan_out": 2})
     hops_s = 2 * (10e-6 + 2**18 / 150e9)
     assert 0 < two.step_time_s - four.step_time_s < 40 * hops_s
-    with pytest.raises(InputError, match="no route without"):
-        ps.predict(model="gpt3_6p7b", system="cs-2", devices=16, batch=768, perturb="dead=cs3/port-cs3")
-    slow = ps.predict(
-        model="gpt3_6p7b", system="cs-2", devices=16, batch=768, perturb="slow=0.02@cs3/port-cs3"
-    )
-    assert slow.step_time_s > 1.05 * four.step_time_s

@@ -67,6 +67,7 @@ def test_graph_flops_and_closed_form_follow_what_is_kept(
     framework: str, recompute: Recompute, keeps: str
 ) -> None:
     update = {
+        "name": framework,  # else the rule chooses it
         "framework": CATALOG.framework(framework),
         "recompute_keeps": keeps,
         "attention": "standard",  # computes masked scores too, as the formula counts

@@ -16,8 +16,6 @@ from perfsim.work.counts import (
     layer_activation_bytes,
     mlp_weight_input_bytes,
     model_flop_per_step,
-    parameters,
-    recompute_flop_per_step,
 )
 from perfsim.work.kernels import Kernel, LayerSlice, gemm
 from perfsim.work.layer import (
@@ -178,24 +176,11 @@ def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(way: 
     )
 
 
-def test_biases_untied_tables_and_absent_positions_are_counted() -> None:
-    counts = parameters(toys.model(bias=False, tied_embeddings=False, position_embedding="rotary"))
-    assert (counts.of() - counts.matrices_of(), counts.final_norm) == (2 * H, H)
-    assert (counts.embedding, counts.head) == (VOCAB * H, VOCAB * H)
-
-
 def test_a_head_on_few_positions_costs_less() -> None:
     full = toys.job(4)
     few = toys.job(4, {"lm_head_positions": 16})
     saved = model_flop_per_step(full) - model_flop_per_step(few)
     assert saved == pytest.approx(6 * VOCAB * H * 4 * (S - 16))
-
-
-@pytest.mark.parametrize(
-    ("recompute", "a_layer"), [("none", 0.0), ("selective", 4.0 * S * H), ("full", 24.0 * H**2 + 4.0 * S * H)]
-)
-def test_recompute_does_the_forward_of_its_part_again(recompute: str, a_layer: float) -> None:
-    assert recompute_flop_per_step(toys.job(4), recompute) == LAYERS * a_layer * 4 * S
 
 
 SBH = S * B * H
