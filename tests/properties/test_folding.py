@@ -118,23 +118,6 @@ def run_classes(graph: TaskGraph, each_s: np.ndarray, classes: np.ndarray | None
     return ends
 
 
-@given(gpu_plans)
-@settings(max_examples=40)
-def test_every_rank_runs_as_the_written_one(plan: Plan) -> None:
-    graph = plan.graph()
-    folded = critical_path(graph, prices(plan, graph))
-    unfolded = unfold(graph)
-    run = critical_path(unfolded.graph, prices(plan, unfolded.graph))
-    assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()
-    assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
-    assert unfolded.graph.flop == pytest.approx(graph.flop, rel=1e-12)
-    spent = run.device_breakdowns()
-    for device, seconds in folded.device_breakdowns().items():
-        base = int(device.removeprefix("gpu"))
-        for peer in range(graph.width):
-            assert spent[f"gpu{base + peer}"] == pytest.approx(seconds, rel=1e-9, abs=1e-12)
-
-
 @given(gpu_layouts(), st.sampled_from([1, 2, 4]), st.data())
 @settings(max_examples=40)
 def test_ranks_that_share_links_run_as_the_written_one(

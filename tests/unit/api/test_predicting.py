@@ -71,11 +71,6 @@ def test_a_strategy_that_no_registry_knows_is_taken_as_an_object(prediction: ps.
         ps.predict(model="gpt3_xl", system="cs-2", devices=1, batch=16, strategy=own)
 
 
-def test_without_a_strategy_the_systems_own_is_taken(prediction: ps.Prediction) -> None:
-    wafers = ps.predict(model="cerebras_gpt_111m", system="cs-2", devices=2, batch=16)
-    assert (prediction.strategy, wafers.strategy) == ("3d", "weight-streaming")
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [

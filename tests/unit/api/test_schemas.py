@@ -220,11 +220,3 @@ def test_an_entry_has_values_and_sources(kind: str, name: str, path: str, value:
     (row,) = [row for row in entry(kind, name) if row["value of"] == path]
     assert row["value"].startswith(value)
     assert source in row["source"]
-
-
-@pytest.mark.parametrize("kind", ["systems", "devices", "models", "recipes"])
-def test_every_figure_of_every_entry_has_a_source_or_a_reason(kind: str) -> None:
-    for name in default_catalog().names(SINGULAR[kind]):
-        for row in entry(kind, name):
-            if row["value"][:1].isdigit():
-                assert row["source"], (name, row)

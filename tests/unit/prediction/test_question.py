@@ -130,27 +130,6 @@ def test_a_sweep_takes_paths_for_its_study_and_for_the_candidates_and_axes_of_it
     assert {point.runtime.overlap_grad_reduce for point in points} == {True, False}
 
 
-def test_a_runtime_stands_next_to_the_recipe_in_a_study_and_in_its_candidates(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(
-        "name: two_runtimes\nextends: gpt3_20b\nruntime: megatron_core\ncandidates:\n"
-        "  - {strategy: 3d, system: dgx-a100-80gb, devices: 8}\n"
-        "  - {strategy: 3d, system: dgx-a100-80gb, devices: 8, "
-        "runtime: {extends: megatron_2021, overlap_grad_reduce: false}}\n"
-        "assumed: {model: a, recipe: a, candidates: a, runtime: a}\n",
-        encoding="utf-8",
-    )
-    study = load_study(str(path))
-    named = [study.runtime_of(candidate).name for candidate in study.candidates]
-    assert named[0] == "megatron_core" != named[1]
-    changed = changed_study(study, {"runtime.attention": "standard"}, ps.Catalog())
-    runtimes = [changed.runtime_of(candidate) for candidate in changed.candidates]
-    assert {runtime.attention for runtime in runtimes} == {"standard"}
-    assert [runtime.overlap_grad_reduce for runtime in runtimes] == [
-        study.runtime_of(candidate).overlap_grad_reduce for candidate in study.candidates
-    ]
-
-
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
 
 

@@ -47,7 +47,7 @@ def loaded(folder: Path, *candidates: str, batches: str = "[32]", more: str = ""
 
 def test_runtimes_of_one_machine_are_told_apart_in_a_study_and_in_a_sweep(tmp_path: Path) -> None:
     other = f"{GPUS}, runtime: {{extends: megatron_2021, name: fused, attention: flash}}"
-    path = written(tmp_path, GPUS, other, more="runtime: megatron_2021")
+    path = written(tmp_path, GPUS, other, more="runtime: {extends: megatron_2021, name: plain}")
     plain, fused = study(path).candidates
     assert fused.label == f"{plain.label}, fused"
     assert fused.step_time_s < plain.step_time_s
@@ -58,7 +58,7 @@ def test_runtimes_of_one_machine_are_told_apart_in_a_study_and_in_a_sweep(tmp_pa
     points = load_sweep(str(grid)).points
     assert [tuple(point.settings.items()) for point in points] == [
         (("runtime", name), ("runtime.overlap_tensor", overlaps))
-        for name in ("megatron_2021", "fused")
+        for name in ("plain", "fused")
         for overlaps in (False, True)
     ]
     runtimes = [(point.runtime.attention, point.runtime.overlap_tensor) for point in points]
