@@ -62,6 +62,7 @@ def _curve(solved: Solved) -> Iterator[Section]:
     if not rows:
         return
     name = next(iter(rows[0][1].quantities))
+    rows = [own for own in rows if name in own[1].quantities]
     columns: dict[str, Field[tuple[str, Tried]]] = {
         "candidate": (None, lambda own: own[0]),
         "value": (text.NUMBER, lambda own: own[1].value),

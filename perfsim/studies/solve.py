@@ -5,7 +5,7 @@ quantity over its bound, in each joint draw of `studies/decision.py`; a conditio
 this quantile of the draws misses nothing. Values are tried outward from today's until the condition turns,
 then between two neighbours by interpolation, and beyond those that meet it. Where the way turns back, or the
 input is a batch, a coarse sweep finds every turn first. Of batches those are tried that lie around the best
-one of the value before.
+one of the value before. Layouts are planned within a bound on memory; the leanest says whether any meets it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from perfsim.catalog import Catalog
 from perfsim.convergence.bill import HOUR_S, JOULES_A_KWH
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import Place, typical
+from perfsim.network import FatTree
 from perfsim.prediction.question import ASKED, question_of
 from perfsim.specs.layout import text_of, written
 from perfsim.specs.wall_clock import Range
+from perfsim.strategies.three_d.strategy import ThreeD
 from perfsim.studies import loading
 from perfsim.studies.answers import PointResult, called
 from perfsim.studies.batches import Target, counted
@@ -296,7 +298,10 @@ def _numbers(today: float, finer: int = 0) -> list[Any]:
     steps = STEPS * 10**finer
     ends = (round(math.log10(today * factor) * steps) for factor in (1 / _REACH, _REACH))
     known = [float(f"{10 ** (place / steps):.{3 + finer}g}") for place in range(*ends)]
-    return sorted({max(1, round(value)) for value in known} if isinstance(today, int) else {*known, today})
+    if isinstance(today, int):  # multiples of powers of two, since layouts divide lengths and widths
+        units = (2 ** max(0, math.frexp(value)[1] - 6) for value in known)
+        known = [max(1, round(value / unit) * unit) for value, unit in zip(known, units, strict=True)]
+    return sorted({*known, today})
 
 
 HALF, SURE = 0.5, 0.9
@@ -400,9 +405,13 @@ class _Search:
 
     def solved(self) -> tuple[list[Solution], list[Tried], _Unknown]:
         """The solutions, all that was tried, and what was to be found."""
-        self.unknown = _INPUTS.get(self.find, _field)(self.find, Point(self.study))
+        own = [known for known in self.conditions if not known.rival and known.candidate not in self.rivals]
+        self.bounds = [known for known in own if (known.quantity, known.sense) == ("memory", "<=")]
+        self.memory_bytes = min((known.bound for known in self.bounds), default=math.inf)
+        self.of_memory = not self.minimise and len(self.bounds) == len(self.conditions)
         self.equal = any(condition.sense == "==" for condition in self.conditions)
         self.changer = loading.Changer(self.catalog)
+        self.unknown = _INPUTS.get(self.find, _field)(self.find, Point(self._study(self.study.candidates[0])))
         self.logs = np.log(self.unknown.values) if self.unknown.numeric else np.empty(0)
         if self.unknown.turns_back or not self.unknown.numeric:
             last = len(self.unknown.values) - 1
@@ -413,16 +422,44 @@ class _Search:
             self._walk(HALF)
         return self._found(), [self.tried[index] for index in sorted(self.tried)], self.unknown
 
-    def _at(self, index: int) -> Tried:
-        """What the candidate, and those that it is compared with, answer at a value."""
-        if index not in self.tried:
+    def _lack(self, value: Any) -> float:
+        """Log of the leanest layout's memory over its bound; nan where nothing bounds what is planned."""
+        candidate = self.study.candidates[0]
+        study = self._study(candidate, value, changed=True)
+        question = Point(study).question
+        strategy = question.chosen
+        topology = question.topology
+        capacity = question.system.device.memory.capacity
+        if question.layout or self.memory_bytes >= capacity:
+            return math.nan
+        if not (isinstance(strategy, ThreeD) and isinstance(topology, FatTree)):
+            return math.nan
+        batches = Target.of_study(study).batches(study, question)
+        near = self.batches.get(id(candidate), batches[len(batches) // 2])
+        jobs = (question.at(batch).job for batch in (near, max(batches)))
+        shares = (strategy.least_memory_share(job, topology) for job in jobs)
+        return math.log(next(filter(math.isfinite, shares), math.nan) * capacity / self.memory_bytes)
+
+    def _at(self, index: int, *, answered: bool = False) -> Tried:
+        """What the candidate, and those that it is compared with, answer at a value.
+
+        Where the leanest layout decides alone, nothing is planned unless it is to be `answered`.
+        """
+        if index not in self.tried or (answered and not self.tried[index].points):
             value = self.unknown.values[index]
+            lack = attempt(lambda: self._lack(value))
+            lack = lack if isinstance(lack, float) else math.nan
+            if not answered and (lack > 0 or (lack <= 0 and self.of_memory)):
+                least = math.exp(lack) * self.memory_bytes
+                known = {"memory": least}, {"memory": (least, least)}, float(lack <= 0)
+                self.tried[index] = Tried(value, *known, misses=np.array([lack]))
+                return self.tried[index]
             points = attempt(lambda: self._points(value))
             if isinstance(points, PerfsimError):
                 refused = dict.fromkeys(problem.message for problem in points.problems)
                 self.tried[index] = Tried(value, reason="; ".join(refused))
             else:
-                self.tried[index] = self._answered(value, points)
+                self.tried[index] = self._answered(value, points, lack)
         return self.tried[index]
 
     def _points(self, value: Any) -> dict[str, PointResult]:
@@ -435,11 +472,19 @@ class _Search:
             points[name] = answered() if shared else self.changer.once(answered, "rival", name)
         return points
 
-    def _point(self, candidate: CandidateSpec, value: Any, *, changed: bool) -> PointResult:
+    def _study(self, candidate: CandidateSpec, value: Any = None, *, changed: bool = False) -> StudySpec:
+        """The study of a candidate: layouts of the one that is looked at are planned within its bound."""
         devices = value if changed and self.find == "devices" else candidate.devices[0]
-        settings = {} if not changed or self.find in loading.MACHINE_ROOTS else {self.find: value}
         changes = self.unknown.changes(self.study, value) if changed else {}
         study = self.changer.point(self.study, candidate, devices, changes)
+        share = self.memory_bytes / study.candidates[0].system.device.memory.capacity
+        if candidate is not self.study.candidates[0] or share >= 1:
+            return study
+        return study.model_copy(update={"memory_limit": min(study.memory_limit, share)})
+
+    def _point(self, candidate: CandidateSpec, value: Any, *, changed: bool) -> PointResult:
+        settings = {} if not changed or self.find in loading.MACHINE_ROOTS else {self.find: value}
+        study = self._study(candidate, value, changed=changed)
         asked = None if self.find.startswith("price") else value  # a price moves the bill and no plan
         near = self.batches.get(id(candidate), 0)
         answered = partial(answer_point, Point(study), near=near)
@@ -449,7 +494,7 @@ class _Search:
         self.batches[id(candidate)] = row.global_batch_size
         return PointResult(study, settings, row)
 
-    def _answered(self, value: Any, points: Mapping[str, PointResult]) -> Tried:
+    def _answered(self, value: Any, points: Mapping[str, PointResult], lack: float) -> Tried:
         """What the conditions say of the points of a value."""
         reasons = dict.fromkeys(reason for point in points.values() for reason in point.reasons)
         made = Tried(value, reason="; ".join(reasons), points=tuple(points.values()))
@@ -473,6 +518,8 @@ class _Search:
             bound = amount(asked.other, asked.rival, at) if asked.rival else asked.bound
             own = amount(asked.quantity, asked.candidate, at)
             ratio = np.log(np.maximum(own, _LEAST) / np.maximum(bound, _LEAST))
+            if asked in self.bounds and (lack > 0 or (lack <= 0 and ratio <= 0)):
+                ratio = np.float64(lack)
             misses.append(-ratio if asked.sense == ">=" else ratio)
         made.misses = reduce(np.maximum, misses)
         made.share = float(np.mean(made.misses <= 0))
@@ -579,9 +626,11 @@ class _Search:
 
     def _outer_turns(self) -> list[tuple[int, int]]:
         """The turns, once values beyond the outermost that meet the conditions are tried, ever farther."""
-        turns = not (self.equal or self.minimise) and self._turns(HALF)
+        ends = not (self.equal or self.minimise) and self._turns(HALF)
+        # As far as there are values where none is simulated.
+        steps = range(1, 9 if self.of_memory else 4) if ends or self.of_memory else ()
         for way, outermost in ((1, max), (-1, min)):
-            for step in (1, 2, 3) if turns else ():
+            for step in steps:
                 edge = outermost(self.tried)
                 ahead = self._stepped(edge, way * step * TWICE)
                 if self.tried[edge].miss(HALF) <= 0 and self._at(ahead).misses is None:
@@ -641,7 +690,7 @@ class _Search:
 
     def _solution(self, index: int, **more: Any) -> Solution:
         """A value that meets the conditions."""
-        tried = self.tried[index]
+        tried = self._at(index, answered=True)
         surely = tried.value if tried.miss(SURE) <= 0 else None
         told = {"surely": surely, "quantity": tried.quantities, **more}
         return Solution(self.label, tried.value, self.unknown.text(tried.value), **told)
@@ -669,9 +718,10 @@ class _Search:
     def _nothing(self, misses: Mapping[int, float]) -> Solution:
         """The nearest value, and the limit that binds there."""
         nearest = min(misses, key=lambda index: abs(misses[index]) if self.equal else misses[index])
-        tried = self.tried[nearest]
+        tried = self._at(nearest, answered=True)
         words = f"no value meets it; nearest: {self.unknown.text(tried.value)}. "
-        words += tried.points[0].prediction.why.sentence.replace("Nearest remedy:", "For a faster step:")
+        if tried.misses is not None:
+            words += tried.points[0].prediction.why.sentence.replace("Nearest remedy:", "For a faster step:")
         beyond = dict.fromkeys(known.reason for known in self.tried.values() if known.reason)
         words += f" Others have no answer: {next(iter(beyond))}" if beyond else ""
         told = {"text": self.unknown.text(tried.value), "nearest": tried.value, "reason": words}

@@ -66,7 +66,13 @@ class ThreeD:
         columns, *_ = self._screened(job, topology)
         yield from map(columns.layout, range(len(columns)))
 
-    def _screened(self, job: Job, topology: FatTree) -> tuple[Columns, Floats, Bools]:
+    def least_memory_share(self, job: Job, topology: FatTree) -> float:
+        """Share of a device's memory that the leanest layout needs, without offload; inf: none is legal."""
+        return float(self._screened(job, topology, offloads=False)[1].min(initial=np.inf))
+
+    def _screened(
+        self, job: Job, topology: FatTree, *, offloads: bool = True
+    ) -> tuple[Columns, Floats, Bools]:
         """All legal layouts, the share of its memory that a device uses of each, and which fit.
 
         Where none fits, with context degrees at any length, and then with offload; where none fits without
@@ -85,7 +91,7 @@ class ThreeD:
         elif fits.any():
             columns = with_module_recompute(job, columns)
             share, fits = memory_shares(job, columns, topology)
-        if not fits.any():
+        if offloads and not fits.any():
             columns = with_offload(job, topology, columns)
             share, fits = memory_shares(job, columns, topology)
         return columns, share, fits

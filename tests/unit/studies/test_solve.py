@@ -190,6 +190,19 @@ def test_layouts_are_found_that_need_less_memory_than_the_fastest() -> None:
     assert least.quantity["memory"] == min(row.quantity["memory"] for row in rows)
 
 
+def test_a_bound_on_memory_is_met_where_any_layout_is_within_it() -> None:
+    answer = ps.solve(find="model.num_layers", such_that="memory <= 20 GiB", **NODE, devices=8)
+    (row,) = answer.solutions
+    (unknown,) = answer.unknowns.values()
+    after = unknown.values[unknown.values.index(row.value) + 1]
+    peaks = [
+        ps.predict(**NODE, devices=8, **{"model.num_layers": layers}, memory_limit=0.25).peak_memory_bytes
+        for layers in (row.value, after)
+    ]
+    assert (row.side, row.range) == ("or less", None)  # no draw moves memory
+    assert peaks[0] <= 20 * GIB < peaks[1]
+
+
 def test_conditions_of_opposite_sense_bound_a_value_on_both_sides() -> None:
     conditions = ["hours <= 4", "device_hours <= 30"]
     first, last = ps.solve(find="devices", such_that=conditions, **NODE).solutions
