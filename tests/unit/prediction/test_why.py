@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,11 @@ import pytest
 import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.costs.wafer import roof_tokens
-from perfsim.machines import build_topology, costs_for, strategy_for
+from perfsim.prediction.planner import plan_of
 from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.question import question_of
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.hardware import WaferClusterSpec
-from perfsim.specs.layout import StreamingLayout
-from perfsim.specs.recipe import Job
 from perfsim.work.counts import parameters
 
 WAFERS = [
@@ -58,20 +58,15 @@ def ideal_system(efficiency: float = 1.0) -> WaferClusterSpec:
         "device.calibration.attention_efficiency": efficiency,
         "device.calibration.row_s": "0 s",
     }
-    system = default_catalog().system("cs-2", **changes)
-    assert isinstance(system, WaferClusterSpec)
-    return system
+    return default_catalog().system("cs-2", **changes)
 
 
 def run_at(system: WaferClusterSpec, sequences: int, length: int) -> Evaluation:
     """GPT-3 6.7B with short sequences, so that attention is a small part, in one micro-batch."""
-    catalog = default_catalog()
-    recipe = catalog.override(catalog.recipe("gpt3_pretraining"), {"seq_length": length})
-    job = Job(catalog.model("gpt3_6p7b"), recipe, sequences)
-    topology = build_topology(system, 1)
-    layout = StreamingLayout(data=1, micro_batch_size=sequences)
-    plan = strategy_for("", system).plan(job, topology, layout, check_memory=False)
-    return evaluate(plan, costs_for(topology, recipe))
+    asked = {"model": "gpt3_6p7b", "system": system, "devices": 1, "batch": sequences}
+    more = {"recipe": "gpt3_pretraining", "recipe.seq_length": length, "layout": f"mbs={sequences}"}
+    question = replace(question_of(asked | more), must_fit=False)
+    return evaluate(plan_of(question), question.costs)
 
 
 @pytest.mark.parametrize(("efficiency", "tokens"), [(1.0, 49_867), (0.23, 11_469)])

@@ -112,14 +112,6 @@ def test_the_norm_is_summed_over_ranks_with_other_gradients_and_estimates_price_
     assert prices.norm[0, 0] == len({work.category for work in norms})
 
 
-def test_peers_of_experts_sum_their_norm_too() -> None:
-    layout = ParallelLayout(data=8, expert=4)
-    graph = toys.plan(
-        "3d", toys.job(32, experts={"num_experts": 8, "top_k": 2, "ffn_hidden_size": 512}), layout
-    ).graph()
-    assert {work.group for work in graph.works if work.name == "gradients.norm"} == {RankGroup(0, 1, 4)}
-
-
 def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way() -> None:
     def parts(zero_stage: int, data: int = 8) -> dict[str, float]:
         layout = ParallelLayout(data=data, zero_stage=zero_stage)
