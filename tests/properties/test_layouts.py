@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import STRATEGIES, strategy
-from perfsim.strategies.three_d.emission import _stages_of
 from perfsim.strategies.three_d.legal import refusals_of
 from perfsim.testing import toys
-from perfsim.work.counts import parameters
-from perfsim.work.layer import padded_vocab_size
 
 GPU_STRATEGIES = sorted(name for name in STRATEGIES if STRATEGIES[name].system_kind == "gpu-cluster")
 
@@ -79,23 +76,3 @@ def test_a_layout_is_refused_with_every_reason_or_planned_where_capacity_allows(
     else:
         with pytest.raises(MemoryCapacityError):
             strategy("3d").plan(job, topology, layout)
-
-
-@given(models, degrees, degrees, st.booleans())
-@settings(max_examples=60)
-def test_the_ranks_of_one_replica_hold_the_model_once(
-    model: dict[str, int], tensor: int, pipeline: int, tied: bool
-) -> None:
-    job = toys.job(8, tied_embeddings=tied, **model)
-    layers = (job.model.num_layers - pipeline + 1, *[1] * (pipeline - 1))
-    if layers[0] < 0 or job.model.num_attention_heads % tensor:
-        return
-    layout = ParallelLayout(tensor=tensor, pipeline=pipeline, layers_per_stage=layers)
-    held = sum(replicas.num_parameters for replicas in _stages_of(job, layout).replicas) * tensor
-    counts = parameters(job.model)
-    hidden = job.model.hidden_size
-    table = padded_vocab_size(job.model, tensor) * hidden
-    expected = job.model.num_layers * counts.of()
-    expected += table * (1 if tied and pipeline == 1 else 2)  # a tied table stands on both ends
-    expected += job.model.max_position_embeddings * hidden * tensor  # every tensor rank has all positions
-    assert held == pytest.approx(expected, rel=1e-12)

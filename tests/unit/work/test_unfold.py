@@ -10,7 +10,7 @@ import pytest
 from perfsim.base.errors import GraphError
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.testing import toys
-from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, peer_classes, unfold
+from perfsim.work import GraphBuilder, RankGroup, TaskGraph, peer_classes, unfold
 from perfsim.work.unfold import ALONE, Meeting, meeting_of
 
 
@@ -46,21 +46,6 @@ def test_groups_and_sends_shift_with_the_rank() -> None:
     assert sends == {RankGroup(o, 4, 2) for o in range(4)} | {RankGroup(4 + o, -4, 2) for o in range(4)}
     tied = {group for name, group in groups if name == "pipeline.tied_embedding"}
     assert tied == {RankGroup(o, 4, 2) for o in range(4)}
-
-
-def test_the_receiver_reads_what_its_own_peer_sent() -> None:
-    unfolded = unfold(graph_of(8, data=2, pipeline=2))
-    graph = unfolded.graph
-    sends = {task.writes[0]: task for task in graph.tasks() if task.work.kind is Kind.COMM_SEND}
-    read = set()
-    for task in graph.tasks():
-        for tensor in task.reads:
-            if tensor in sends:
-                group = sends[tensor].work.group
-                assert group is not None
-                assert unfolded.rank[task.id] == group.ranks[1]
-                read.add(tensor)
-    assert read == set(sends) != set()
 
 
 def test_wafers_share_memoryx_and_swarmx() -> None:

@@ -16,7 +16,6 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.schedules import least_chunks
-from perfsim.strategies.three_d.emission import _stages_of
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.testing import toys
 from perfsim.work import TaskGraph
@@ -38,10 +37,6 @@ def test_gradients_are_reduced_by_buckets_of_whole_layers(bucket: float, sizes: 
     reductions = [task for task in written.tasks() if task.work.op == "all_reduce" and task.block >= 0]
     assert [len(task.reads) for task in reductions] == sizes
     assert [task.work.comm_bytes / layer_bytes for task in reductions] == pytest.approx(sizes)
-    held = _stages_of(job, ParallelLayout(data=4)).replicas[0].num_parameters
-    works = [written.works[work] for work in written.work.tolist()]
-    reduced = sum(work.comm_bytes for work in works if work.op == "all_reduce")
-    assert reduced == pytest.approx(4 * held)
 
 
 @pytest.mark.parametrize(("precision", "gathered"), [("bf16", 2), ("fp8", 1), ("fp8_rowwise", 2)])
