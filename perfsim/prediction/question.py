@@ -304,12 +304,13 @@ class Question:
         layout = self.layout
         stage = _SHARDED.search(layout) if isinstance(layout, str) else getattr(layout, "zero_stage", 0) > 1
         fixed = getattr(self.strategy, "name", self.strategy) == "zero3"
-        return self.runs_on is None and bool(stage or fixed)
+        return not (self.runs_on or self.as_of) and bool(stage or fixed)
 
     @property
     def sharded(self) -> Question | None:
         """The same with the runtime of ZeRO 2 and 3, where the rule chose one for ZeRO 0 and 1; else None."""
-        chosen = self.ran_by.zero_stages is not None and self.runtime is None
+        by_rule = (self.runtime or self.recipe.runtime).name == USUAL
+        chosen = by_rule and self.ran_by.zero_stages is not None
         return replace(self, runtime=_usual_runtime(self, sharded=True)) if chosen else None
 
     @cached_property
@@ -468,7 +469,8 @@ def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
     from perfsim.catalog import default_catalog
     from perfsim.specs.stacks import RUNTIMES, of_2021, usual_stack
 
-    device = question.system.device.name
+    # Of a day the line of Megatron-LM has the newest runtime; those of one maker may not have existed.
+    device = "" if question.as_of else question.system.device.name
     precision = question.recipe.precision
     recent = usual_recipe(question.model) == ERAS[0][1]
     fused = recent or (question.machine.has_host(question.system) and not of_2021(device))

@@ -160,6 +160,7 @@ def test_a_model_is_trained_as_models_of_its_age_were_unless_a_recipe_is_named(
         ({"strategy": "zero3", "recipe.precision": "fp8"}, "torchtitan"),
         ({"system": "mi300x-192gb"}, "primus"),
         ({"system": "mi300x-192gb", "recipe": "llm_2024"}, "primus"),
+        ({"system": "mi300x-192gb", "as_of": "2024-06"}, "megatron_core"),
         ({"recipe": "gpt3_pretraining"}, "megatron_2021"),
         ({"runtime": "megatron_2021"}, "megatron_2021"),
     ],
