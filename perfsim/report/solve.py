@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from perfsim.base.groups import listed
 from perfsim.report import draw, text
 from perfsim.report.page import Page, Section
 from perfsim.report.table import Cell, Field, Table, document_text, plain
@@ -28,10 +29,16 @@ def _solutions(solved: Solved) -> Table:
         known = (solved.unknowns[row.candidate].text(value) for value in values if value is not None)
         return " to ".join(dict.fromkeys(known)) or None
 
+    def surely(row: Solution) -> str | None:
+        """The value that 90 % of the draws allow; of words whether they do."""
+        if row.surely is None:
+            return None
+        return written(row, row.surely) if solved.unknowns[row.candidate].numeric else "yes"
+
     columns: dict[str, Field[Solution]] = {
         "candidate": (None, "candidate"),
         solved.find: (None, lambda row: f"{written(row, row.value) or 'none'} {row.side}".strip()),
-        "at 90 %": (None, lambda row: written(row, row.surely)),
+        "at 90 %": (None, surely),
         "90 % range": (None, lambda row: written(row, *(row.range or ()))),
         "nearest": (None, lambda row: written(row, row.nearest)),
     }
@@ -87,15 +94,21 @@ def _curve(solved: Solved) -> Iterator[Section]:
     yield Section("What was tried", lead, figure, table, (solved.find, name), slug="tried")
 
 
+def _first_of(values: Sequence[str]) -> str:
+    """One or two values; of more the first, and how many others the table has."""
+    more = f"{values[0]} and {len(values) - 1} more"
+    return " and ".join(values) if len(values) <= 2 else more
+
+
 def write_solve(solved: Solved, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page."""
     table = _solutions(solved)
-    found = zip(table.texts("candidate"), table.texts(solved.find), strict=True)
+    found = listed(zip(table.texts("candidate"), table.texts(solved.find), strict=True))
     sections = [
         Section("The answer", note=" ".join(_notes(solved)), table=table, slug="answer"),
         *_curve(solved),
     ]
-    words = text.capital("; ".join(f"{name}: {value}" for name, value in found))
+    words = text.capital("; ".join(f"{name}: {_first_of(values)}" for name, values in found.items()))
     page = Page(solved.sweep.sweep.spec.title, sections, _asked(solved), f"{words}.")
     return page.write(folder, document_text(solve_document(solved)))
 
