@@ -113,6 +113,17 @@ class Template(_Tasks):
         return len(self.rows)
 
 
+class InBlock(NamedTuple):
+    """A template, and the block whose tasks are written in it."""
+
+    template: Template
+    block: int = WHOLE_DEVICE
+
+    def task(self, work: Work, stream: str, reads: Sequence[int], after: Sequence[int] = ()) -> int:
+        """Add a task of the block; returns the handle of the first tensor that it writes."""
+        return self.template.task(work, stream, reads, after, block=self.block).tensor
+
+
 class Slots(NamedTuple):
     """Slots in emission order, each with its template, its tag and the sources of its ports.
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from perfsim.strategies.three_d.data import collective
 from perfsim.strategies.three_d.layers import Attention, Backward, Forward, HalfPass, Made, compute_work
-from perfsim.work import RankGroup, Template, TensorClass, Work
+from perfsim.work import RankGroup, TensorClass, Work
+from perfsim.work.builder import InBlock
 from perfsim.work.counts import attention_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import attention_core, attention_kernels, attention_recompute, merge_kernel
@@ -99,50 +100,46 @@ class ContextGroup(Attention):
         op = "send_recv" if self.rings else "all_to_all"
         return collective("context", op, n_bytes, self.ranks, TensorClass(contents, n_bytes))
 
-    def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
+    def forward(self, at: InBlock, which: Forward, reads: Sequence[int]) -> Made:
         """Write the forward or its repetition; it keeps the keys and values of the rank itself."""
         works = _attention_works(self.part, which)
         if which == "recompute" and not self.part.repeats_layer(self.mode):
             kernels = attention_recompute(self.part, self.mode)
-            made = self._task(template, replace(works.first, kernels=kernels), reads, block)
+            made = self._task(at, replace(works.first, kernels=kernels), reads)
             return made if self.rings else made._replace(kept=made.output)
-        first = self._task(template, works.first, reads, block).output
+        first = self._task(at, works.first, reads).output
         n_bytes = self.part.pair_bytes
         if not self.rings:
             to_heads, to_positions = self._all_to_alls(which)
-            heads = self._exchanged(template, to_heads, [first], block)
-            core = self._task(template, works.block, [heads], block).output
-            back = self._exchanged(template, to_positions, [core], block)
-            return Made(self._task(template, works.last, [back, first, core], block).output, first)
+            heads = self._exchanged(at, to_heads, [first])
+            core = self._task(at, works.block, [heads]).output
+            back = self._exchanged(at, to_positions, [core])
+            return Made(self._task(at, works.last, [back, first, core]).output, first)
         pair = first + 1
         done = list[int]()
         for number in range(self.ranks.size):
             last = number == self.ranks.size - 1
-            ahead = pair if last else self._exchanged(template, ("keys_values", n_bytes), [pair], block)
+            ahead = pair if last else self._exchanged(at, ("keys_values", n_bytes), [pair])
             work = works.later if number else works.block
-            done = [self._task(template, work, [first, pair, *done], block).output]
+            done = [self._task(at, work, [first, pair, *done]).output]
             pair = ahead
-        return Made(self._task(template, works.last, [*done, first], block).output, first + 1)
+        return Made(self._task(at, works.last, [*done, first]).output, first + 1)
 
-    def backward(
-        self, template: Template, which: Backward, reads: Sequence[int], block: int, after: Sequence[int] = ()
-    ) -> Made:
+    def backward(self, at: InBlock, which: Backward, reads: Sequence[int], after: Sequence[int] = ()) -> Made:
         """Write the backward; the last it reads has the rank's own keys and values, saved or recomputed."""
         gradient, saved, kept = reads
         works = _attention_works(self.part, which)
-        first = self._task(template, works.first, [gradient, saved], block, after).output
+        first = self._task(at, works.first, [gradient, saved], after).output
         if not self.rings:
             to_heads, to_positions = self._all_to_alls(which)
-            heads = self._exchanged(template, to_heads, [first], block)
-            core = self._task(template, works.block, [heads, saved], block).output
-            arrived = [self._exchanged(template, to_positions, [core], block)]
+            heads = self._exchanged(at, to_heads, [first])
+            core = self._task(at, works.block, [heads, saved]).output
+            arrived = [self._exchanged(at, to_positions, [core])]
         else:
-            arrived = self._ring_backward(template, works, (first, saved, kept), block)
-        return self._task(template, works.last, [gradient, saved, first, *arrived], block)
+            arrived = self._ring_backward(at, works, (first, saved, kept))
+        return self._task(at, works.last, [gradient, saved, first, *arrived])
 
-    def _ring_backward(
-        self, template: Template, works: _AttentionWorks, reads: tuple[int, int, int], block: int
-    ) -> list[int]:
+    def _ring_backward(self, at: InBlock, works: _AttentionWorks, reads: tuple[int, int, int]) -> list[int]:
         """The gradients of queries, and those of keys and values back on their rank.
 
         Message i carries keys and values for block i + 1 and the gradients that block i - 1 completed; the
@@ -154,17 +151,14 @@ class ContextGroup(Attention):
         for number in range(size):
             names = [*(["keys_values"] if number < size - 1 else []), *(["gradients"] if done else [])]
             message = " and ".join(names), n_bytes * len(names)
-            ahead = [self._exchanged(template, message, [*(pair or [kept, first]), *done[1:]], block)]
+            ahead = [self._exchanged(at, message, [*(pair or [kept, first]), *done[1:]])]
             work = works.later if number else works.block
-            done = list(self._task(template, work, [first, saved, *pair, *done[:1]], block))
+            done = list(self._task(at, work, [first, saved, *pair, *done[:1]]))
             pair = ahead
-        return [done[0], self._exchanged(template, ("gradients", n_bytes), [*pair, done[1]], block)]
+        return [done[0], self._exchanged(at, ("gradients", n_bytes), [*pair, done[1]])]
 
-    def _exchanged(
-        self, template: Template, message: tuple[str, float], reads: Sequence[int], block: int
-    ) -> int:
-        stream = f"{self.device}/{CONTEXT_STREAM}"
-        return template.task(self.exchange_work(*message), stream, reads, block=block).tensor
+    def _exchanged(self, at: InBlock, message: tuple[str, float], reads: Sequence[int]) -> int:
+        return at.task(self.exchange_work(*message), f"{self.device}/{CONTEXT_STREAM}", reads)
 
     def ring_terms(self) -> dict[str, Sequence[Work]]:
         if not self.rings:

@@ -24,7 +24,8 @@ from perfsim.specs.calibration import Dispatcher
 from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.strategies.three_d.data import collective
 from perfsim.strategies.three_d.layers import Backward, Forward, Half, HalfPass, Made, compute_work
-from perfsim.work import WAIT_OF_EXPERTS, RankGroup, Template, TensorClass, Work
+from perfsim.work import WAIT_OF_EXPERTS, RankGroup, TensorClass, Work
+from perfsim.work.builder import InBlock
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import ExpertStage, expert_kernels, mlp_kernels, mlp_recompute, mlp_residual
@@ -155,48 +156,39 @@ class ExpertGroup(Half):
         done = TensorClass("launched", 0.0)
         return [replace(begin, name=WAIT_OF_EXPERTS, kernels=(), writes=(done,))] if self.waits else []
 
-    def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
+    def forward(self, at: InBlock, which: Forward, reads: Sequence[int]) -> Made:
         if which == "forward" or self.repeats_whole:
-            return self._emit(template, which, reads, block)[0]
+            return self._emit(at, which, reads)[0]
         done: list[int] = []
         for work in self.again:
-            done.append(self._task(template, work, [*reads, *done], block).output)
+            done.append(self._task(at, work, [*reads, *done]).output)
         return Made(done[-1], done[-1])
 
-    def backward(
-        self, template: Template, which: Backward, reads: Sequence[int], block: int, after: Sequence[int] = ()
-    ) -> Made:
+    def backward(self, at: InBlock, which: Backward, reads: Sequence[int], after: Sequence[int] = ()) -> Made:
         """Write the backward; its input gradients keep what the experts' weight gradients read."""
-        end, experts = self._emit(template, which, reads, block, after)
+        end, experts = self._emit(at, which, reads, after)
         return Made(end.output, experts.kept)
 
     def _emit(
-        self,
-        template: Template,
-        which: Forward | Backward,
-        reads: Sequence[int],
-        block: int,
-        after: Sequence[int] = (),
+        self, at: InBlock, which: Which, reads: Sequence[int], after: Sequence[int] = ()
     ) -> tuple[Made, Made]:
         """Write a pass; returns what its last task makes, and what the experts make."""
         works = self.parts(which)
         apart = self.joins or works.shared is not None
         stream = f"{self.device}/{EXPERT_STREAM}" if apart else self.compute
-        first = rows = self._task(template, works.begin, reads, block, after).output
+        first = rows = self._task(at, works.begin, reads, after).output
         host = f"{self.device}/{HOST_STREAM}"
-        waits = [
-            template.task(work, host, [first], block=block).tensor for work in self.host_works(works.begin)
-        ]
+        waits = [at.task(work, host, [first]) for work in self.host_works(works.begin)]
         for work in self.to_experts:
-            rows = template.task(work, stream, [rows], block=block).tensor
+            rows = at.task(work, stream, [rows])
         beside = []
         if works.shared is not None:
-            beside = [self._task(template, works.shared, [first], block).output]
-        made = self._task(template, works.experts, [rows, *reads], block)
+            beside = [self._task(at, works.shared, [first]).output]
+        made = self._task(at, works.experts, [rows, *reads])
         rows = made.output
         for work in self.from_experts:
-            rows = template.task(work, stream, [rows], block=block).tensor
-        return self._task(template, works.end, [rows, *reads, *beside, *waits], block), made
+            rows = at.task(work, stream, [rows])
+        return self._task(at, works.end, [rows, *reads, *beside, *waits]), made
 
     def _exchange(self, name: str, op: str) -> list[Work]:
         """Rows to ranks with other experts or back: `op` where all ranks get all tokens, else all-to-all."""

@@ -27,7 +27,8 @@ from perfsim.specs.layout import RECOMPUTED, ContextExchange, ParallelLayout, Re
 from perfsim.specs.model import PLAIN, LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.data import SHARDED, collective
-from perfsim.work import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, Work, layer
+from perfsim.work import Kind, RankGroup, Template, TensorClass, Work, layer
+from perfsim.work.builder import InBlock
 from perfsim.work.counts import attention_weight_input_bytes, layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import Kernel, LayerSlice
 
@@ -191,28 +192,24 @@ class Half:
         """The works of a pass that run one after the other."""
         return [_half_work(self.name, self.part, which, self.mode)]
 
-    def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
-        """Write the forward or its repetition; `block` is the number of the layer."""
-        return self._task(template, self.works(which)[0], reads, block)
+    def forward(self, at: InBlock, which: Forward, reads: Sequence[int]) -> Made:
+        """Write the forward or its repetition in the block of the layer."""
+        return self._task(at, self.works(which)[0], reads)
 
-    def backward(
-        self, template: Template, which: Backward, reads: Sequence[int], block: int, after: Sequence[int] = ()
-    ) -> Made:
+    def backward(self, at: InBlock, which: Backward, reads: Sequence[int], after: Sequence[int] = ()) -> Made:
         """Write the backward.
 
         `reads` are the gradient of the half's output, what the layer's forward saved, and what was gathered
         or recomputed; `after` are tasks that must end first.
         """
-        return self._task(template, self.works(which)[0], reads, block, after)
+        return self._task(at, self.works(which)[0], reads, after)
 
-    def wgrad(self, template: Template, reads: Sequence[int], block: int, after: Sequence[int] = ()) -> int:
+    def wgrad(self, at: InBlock, reads: Sequence[int], after: Sequence[int] = ()) -> int:
         """Write the weight gradients of a split backward; returns their tensor."""
-        return self._task(template, self.works("wgrad")[0], reads, block, after).output
+        return self._task(at, self.works("wgrad")[0], reads, after).output
 
-    def _task(
-        self, template: Template, work: Work, reads: Sequence[int], block: int, after: Sequence[int] = ()
-    ) -> Made:
-        first = template.task(work, self.compute, reads, after, block=block).tensor
+    def _task(self, at: InBlock, work: Work, reads: Sequence[int], after: Sequence[int] = ()) -> Made:
+        first = at.task(work, self.compute, reads, after)
         return Made(first, first + len(work.writes) - 1)
 
 
@@ -222,11 +219,9 @@ class Attention(Half):
 
     name = "attention"
 
-    def backward(
-        self, template: Template, which: Backward, reads: Sequence[int], block: int, after: Sequence[int] = ()
-    ) -> Made:
+    def backward(self, at: InBlock, which: Backward, reads: Sequence[int], after: Sequence[int] = ()) -> Made:
         """Write the backward; what is recomputed ended before the gradient that it reads."""
-        return super().backward(template, which, reads[:2], block, after)
+        return super().backward(at, which, reads[:2], after)
 
 
 @dataclass(frozen=True)
@@ -365,57 +360,49 @@ class Layer:
             return FORWARD
         return FORWARD[1:] if "mlp" in RECOMPUTED[mode] and not self.mlp.divided else ()
 
-    def forward(
-        self, template: Template, hidden: int, weights: Sequence[int] = (), *, block: int = WHOLE_DEVICE
-    ) -> Made:
+    def forward(self, at: InBlock, hidden: int, weights: Sequence[int] = ()) -> Made:
         """Write the forward; returns its output and the tensor saved for the backward.
 
-        `weights` are the layer's parameters if they are gathered first; `block` is its number.
+        `weights` are the layer's parameters if they are gathered first.
         """
-        attention = self.attention.forward(template, "forward", [hidden, *weights], block).output
-        attended = self.group.sum_for(template, attention, FORWARD[0], divided=self.mlp.divided)
-        mlp = self.mlp.forward(template, "forward", [attended, hidden, *weights], block)
-        return Made(self.group.sum_of(template, mlp.output, FORWARD[1], divided=self.mlp.divided), mlp.kept)
+        attention = self.attention.forward(at, "forward", [hidden, *weights]).output
+        attended = self.group.sum_for(at.template, attention, FORWARD[0], divided=self.mlp.divided)
+        mlp = self.mlp.forward(at, "forward", [attended, hidden, *weights])
+        summed = self.group.sum_of(at.template, mlp.output, FORWARD[1], divided=self.mlp.divided)
+        return Made(summed, mlp.kept)
 
     def backward(
-        self,
-        template: Template,
-        which: Backward,
-        gradient: int,
-        saved: int,
-        weights: Sequence[int] = (),
-        after: Sequence[int] = (),
-        *,
-        block: int = WHOLE_DEVICE,
+        self, at: InBlock, which: Backward, reads: Sequence[int], after: Sequence[int] = ()
     ) -> tuple[int, WeightInputs]:
         """Write the backward, after recomputation; returns the gradient of its input, and what `wgrad` reads.
 
-        `after` are tasks that must end first, such as those that free a buffer for its weight gradient.
+        It reads the gradient of its output, the tensor that was saved, and gathered parameters. `after` are
+        tasks that must end first, such as those that free a buffer for its weight gradient.
         """
+        gradient, saved, *weights = reads
+        template = at.template
         again: list[int] = []
         kept = saved
         inputs = [saved, gradient, *weights]
         if self.attention.repeats:
-            redone = self.attention.forward(template, "recompute", inputs, block)
+            redone = self.attention.forward(at, "recompute", inputs)
             again, kept = [redone.output], redone.kept
             if FORWARD[0] in self.summed_again:
                 inputs = [self.group.sum_for(template, redone.output, FORWARD[0], divided=self.mlp.divided)]
         if self.mlp.repeats:
-            made = self.mlp.forward(template, "recompute", inputs, block).output
+            made = self.mlp.forward(at, "recompute", inputs).output
             if FORWARD[1] in self.summed_again:
                 made = self.group.sum_of(template, made, FORWARD[1], divided=self.mlp.divided)
             again = [made]
-        mlp = self.mlp.backward(template, which, [gradient, saved, *weights, *again], block, after)
+        mlp = self.mlp.backward(at, which, [*reads, *again], after)
         mlp_sum = self.group.sum_of(template, mlp.output, BACKWARD[0], divided=self.mlp.divided)
-        attention = self.attention.backward(template, which, [mlp_sum, saved, kept], block)
+        attention = self.attention.backward(at, which, [mlp_sum, saved, kept])
         below = self.group.sum_for(template, attention.output, BACKWARD[1], divided=self.divided_below)
         sums = (mlp_sum, below) if self.group.ranks.size > 1 else ()
         return below, WeightInputs(mlp.kept, attention.kept, *sums)
 
-    def wgrad(
-        self, template: Template, inputs: WeightInputs, after: Sequence[int] = (), block: int = WHOLE_DEVICE
-    ) -> int:
+    def wgrad(self, at: InBlock, inputs: WeightInputs, after: Sequence[int] = ()) -> int:
         """Write the weight gradients, from tensors that the input gradients left."""
         sums = [[] if tensor is None else [tensor] for tensor in (inputs.mlp_sum, inputs.attention_sum)]
-        mlp = self.mlp.wgrad(template, [inputs.mlp, *sums[0]], block, after)
-        return self.attention.wgrad(template, [inputs.attention, mlp, *sums[1]], block)
+        mlp = self.mlp.wgrad(at, [inputs.mlp, *sums[0]], after)
+        return self.attention.wgrad(at, [inputs.attention, mlp, *sums[1]])

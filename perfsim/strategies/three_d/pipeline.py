@@ -35,7 +35,7 @@ from perfsim.work import (
     TensorClass,
     Work,
 )
-from perfsim.work.builder import Port
+from perfsim.work.builder import InBlock, Port
 from perfsim.work.counts import head_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import LayerPass, embedding_kernels, head_kernels, padded_vocab_size
@@ -214,7 +214,7 @@ class StagePass:
                 weights = self._gather(stage.held_by(range(number, number + 1)), block, after)
             if layer.attention.part.kind.mtp and not stage.first:
                 weights = [*weights, *root]  # its own loss is behind the LM head
-            hidden, saved = layer.forward(template, hidden, weights, block=block)
+            hidden, saved = layer.forward(InBlock(template, block), hidden, weights)
             template.output(f"saved{number}", saved)
             done.append(hidden)
         if stage.last:
@@ -261,11 +261,9 @@ class StagePass:
         for layer in reversed(range(stage.num_layers)):
             weights = ahead
             ahead = self._gather_backward(layer - 1)
-            saved = template.port(f"saved{layer}")
-            block = stage.first_layer + layer
-            gradient, inputs = stage.layers[layer].backward(
-                template, which, gradient, saved, weights, self._room(), block=block
-            )
+            at = InBlock(template, stage.first_layer + layer)
+            reads = [gradient, template.port(f"saved{layer}"), *weights]
+            gradient, inputs = stage.layers[layer].backward(at, which, reads, self._room())
             if split:
                 for name, tensor in inputs._asdict().items():
                     if tensor is not None:
@@ -293,9 +291,8 @@ class StagePass:
         for layer in reversed(range(stage.num_layers)):
             names = WeightInputs._fields if summed else WeightInputs._fields[:2]
             inputs = WeightInputs(*(template.port(f"{name}{layer}") for name in names))
-            room = self._room()
-            block = stage.first_layer + layer
-            gradient = stage.layers[layer].wgrad(template, inputs, room, block=block)
+            at = InBlock(template, stage.first_layer + layer)
+            gradient = stage.layers[layer].wgrad(at, inputs, self._room())
             self._reduce(gradient)
         self._complete(gradient, [template.port("embedding_inputs")] if stage.first else [])
         return template

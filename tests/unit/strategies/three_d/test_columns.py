@@ -18,6 +18,7 @@ from perfsim.strategies.three_d.layers import HalfPass, Layer, WeightInputs
 from perfsim.strategies.three_d.prices import Passes
 from perfsim.strategies.three_d.space import Columns
 from perfsim.work import WAIT_OF_EXPERTS, GraphBuilder, Work
+from perfsim.work.builder import InBlock
 
 DRAWN = 24
 H100 = {"system": "dgx-h100", "devices": 16}
@@ -61,11 +62,11 @@ def emitted_s(query: Question, layer: Layer, split: bool) -> tuple[float, float,
         template = builder.template()
         ports = [template.port(name) for name in ("hidden", "saved", "inputs", "kept")]
         if which == "forward":
-            layer.forward(template, ports[0])
+            layer.forward(InBlock(template), ports[0])
         elif which == "wgrad":
-            layer.wgrad(template, WeightInputs(*ports[:2]))
+            layer.wgrad(InBlock(template), WeightInputs(*ports[:2]))
         else:
-            layer.backward(template, which, *ports[:2])
+            layer.backward(InBlock(template), which, ports[:2])
         works = [[*builder.work_ids][number] for number in template.arrays()["work"]]
         host = [work for work in works if work.name == WAIT_OF_EXPERTS]
         device = query.costs.durations_s([work for work in works if work not in host]).sum()
