@@ -18,7 +18,7 @@ and e the seconds of a chunk of the product and of the exchange, which takes a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast, get_args
 
 import numpy as np
@@ -52,6 +52,9 @@ STORE = "host.store"
 UPDATES = ("host.update", "nvme.update")
 HOST_OPERATIONS = frozenset({*LOADS, STORE, *UPDATES})
 """Operations that a host prices: copies to the device, from it, and updates."""
+HOST = "waits for the host"
+LEAST_WAIT = 0.01
+"""Share of a task below which its wait for the host is not told apart."""
 
 
 class HostCosts:
@@ -290,6 +293,14 @@ class GpuCosts(GpuKernels, Costs):
                 seconds = self.compute_s(work)
             self._works[work] = seconds
         return seconds
+
+    def parts_s(self, work: Work, /) -> Mapping[str, float]:
+        """Seconds in which a device has no kernel of a task to run, since the host has not launched it."""
+        if work.kind.is_communication or work.op in HOST_OPERATIONS:
+            return {}
+        seconds = self.duration_s(work)
+        waits_s = seconds - sum(map(self.kernel_s, work.kernels))
+        return {HOST: waits_s} if waits_s > LEAST_WAIT * seconds else {}
 
     def durations_s(self, works: Sequence[Work]) -> NDArray[np.float64]:
         """Seconds of several classes of work; new shapes and sizes are priced as arrays."""

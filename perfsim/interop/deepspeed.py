@@ -119,6 +119,7 @@ ROWS: tuple[Row, ...] = (
     Row.lacks("layout.sequence_parallel", "sequence parallelism of the norms"),
     Row.lacks("runtime.attention", "{} attention, which the model's code chooses"),
     tool.TF32_PRODUCTS,
+    tool.NO_GRAPH,
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=WIRES),
 )
 

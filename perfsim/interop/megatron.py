@@ -381,6 +381,8 @@ LAYOUT: tuple[Row, ...] = (
 )
 
 
+GRAPHS = ("local", "transformer_engine")
+"""Words of `--cuda-graph-impl` for a graph; the other is `none`."""
 SCALED = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
 """Words of `--fp8-recipe` that give blocks of numbers scales of their own, and our precisions."""
 
@@ -410,6 +412,18 @@ def _attention(settings: Settings) -> str | None:
         return "flash"
     usual = {"transformer_engine": "flash"}
     return BACKENDS_READ.get(backend) or usual.get(settings.text("transformer_impl"))
+
+
+def _graphed(settings: Settings) -> bool | None:
+    """Whether a CUDA graph replays steps or layers; one that replays parts of a layer is a gap."""
+    kind = settings.text("cuda_graph_impl")
+    if kind not in GRAPHS and not settings.flag("enable_cuda_graph"):
+        return None
+    scope = " ".join(re.findall(r"\w+", str(settings.raw("cuda_graph_scope") or "full")))
+    if scope in ("full", "full_iteration"):
+        return True
+    settings.gap(f"a CUDA graph of {scope} alone; none is taken")
+    return None
 
 
 def _connections(chosen: Chosen) -> str:
@@ -451,6 +465,11 @@ RECIPE: tuple[Row, ...] = (
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
     Row.grad_bucket("ddp_bucket_size bucket_size"),
+    Row.spelled("runtime.cuda_graph", "cuda_graph_impl enable_cuda_graph", {True: "local"}, _graphed),
+    Row.spelled("runtime.cuda_graph", "cuda_graph_scope", {True: "full_iteration"}),
+    # A graph of whole steps demands these two.
+    Row.spelled("runtime.cuda_graph", "te_rng_tracker", {True: True}),
+    Row.spelled("runtime.cuda_graph", "no_check_for_nan_in_loss_and_grad", {True: True}),
     Row.spelled("runtime.attention", "attention_backend", BACKENDS, _attention),
     # Megatron has both dropouts where a file does not tell.
     Row.spelled(

@@ -381,6 +381,8 @@ TF32_PRODUCTS = Row.lacks(
     unless={*PRECISIONS} - {"tf32"},
 )
 """The gap of tools that leave TF32 to PyTorch."""
+NO_GRAPH = Row.lacks("runtime.cuda_graph", "steps that are replayed from a CUDA graph")
+"""The gap of tools without such a graph."""
 
 
 def _not_run(name: ToolName, chosen: Chosen) -> list[str]:

@@ -211,6 +211,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32",)),
     tool.TF32_PRODUCTS,
+    tool.NO_GRAPH,
     Row.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
     Row.lacks("recipe.dropout", "dropout; its models have none"),
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
-from perfsim.costs.gpu import LOADS, STORE, GpuCosts, HostCosts
+from perfsim.costs.gpu import HOST, LOADS, STORE, GpuCosts, HostCosts
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.machines.machine import (
     LOOK,
@@ -332,6 +332,8 @@ REMEDIES = {
     "exposed pipeline communication": "fewer than {layout.pipeline} stages, or faster links between them",
     "exposed offload": "a larger micro-batch than {layout.micro_batch_size:,}, more devices so that less is "
     "offloaded, or a faster link to the host",
+    HOST: "a CUDA graph (runtime.cuda_graph), a larger micro-batch than {layout.micro_batch_size:,}, or a "
+    "faster host",
 }
 """What shortens a step, by the wait that limits it; the optimizer, and a lone replica, have other words."""
 MOST_CHANNELS = 32

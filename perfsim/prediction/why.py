@@ -17,6 +17,7 @@ import numpy as np
 from perfsim.base.errors import InputError, PerfsimError, attempt
 from perfsim.base.limits import present_limits
 from perfsim.convergence.uncertain import Z_90
+from perfsim.costs.gpu import HOST
 from perfsim.costs.wafer import ASSUMED_LOSS, ATTENTION, ROWS, SLOWEST, StreamingRoof
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of
@@ -102,6 +103,7 @@ STREAMS = {
     "offload": "exposed offload",
     "bubble": "bubble",
     "optimizer": "optimizer",
+    HOST: HOST,
     **dict(zip(INSIDE, INSIDE, strict=True)),
 }
 """The cause for each category of tasks, or `bubble`; other waits keep their name."""

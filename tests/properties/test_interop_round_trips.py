@@ -93,6 +93,7 @@ def plans(draw: st.DrawFn, name: str) -> Plan:
         **{
             "runtime.attention": draw(st.sampled_from(["flash", "standard"])),
             "runtime.overlap_grad_reduce": draw(st.booleans()),
+            "runtime.cuda_graph": draw(st.sampled_from([None, True])),
             **({} if bucket is None else {"runtime.grad_bucket": bucket}),
         },
     )

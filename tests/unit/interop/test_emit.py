@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from perfsim.base.errors import InputError, LayoutError
 from perfsim.interop import emit
+from perfsim.interop.formats import read
 from perfsim.interop.megatron import TOOL as MEGATRON
+from perfsim.interop.source import Source
 from perfsim.strategies import Plan
 
 
@@ -34,6 +37,19 @@ def test_a_field_of_a_layout_that_no_row_of_a_tool_tells_is_refused(planned: Cal
     rows = [row for row in MEGATRON.rows if row.field != "layout.recompute"]
     with pytest.raises(LayoutError, match="nothing of it says recompute"):
         replace(MEGATRON, rows=tuple(rows)).emit(planned(f"{PIPELINE},recompute=full"), "megatron")
+
+
+def test_steps_from_a_cuda_graph_are_emitted_read_back_and_named_where_the_tool_has_none(
+    planned: Callable[..., Plan],
+) -> None:
+    replayed = planned(PIPELINE, cuda_graph=True)
+    flags = emit("megatron", replayed)
+    assert "--cuda-graph-impl local\n--cuda-graph-scope full_iteration" in flags
+    assert "CUDA graph" in emit("deepspeed", replayed)
+    for scope, taken in (("full_iteration", True), ("attn moe_router", None)):
+        _, reading = read(Source(Path("run.sh"), flags.replace("full_iteration", scope)))
+        assert reading.recipe.get("cuda_graph") is taken
+        assert any("attn moe_router alone" in gap.text for gap in reading.gaps) is not taken
 
 
 def test_a_tool_is_told_as_many_positions_as_a_sequence_has(planned: Callable[..., Plan]) -> None:

@@ -51,6 +51,25 @@ def test_gpus_are_told_their_own_waits() -> None:
     assert tensor.streaming_roof is None
 
 
+def test_what_the_host_does_not_launch_in_time_is_told_and_a_cuda_graph_saves_it() -> None:
+    asked = {
+        "model": "llama32_1b",
+        "system": "b200-sxm-180gb",
+        "devices": 8,
+        "batch": 8,
+        "layout": "tp=8,mbs=1",
+    }
+    launched = ps.predict(**asked)
+    replayed = ps.predict(**asked, **{"runtime.cuda_graph": True})
+    parts = launched.why.parts_s
+    assert launched.why.cause == "waits for the host"
+    assert "runtime.cuda_graph" in launched.why.remedy
+    assert sum(parts.values()) == pytest.approx(launched.step_time_s)
+    assert parts["compute"] == pytest.approx(replayed.why.parts_s["compute"], rel=1e-3)
+    assert "waits for the host" not in replayed.why.parts_s
+    assert parts["waits for the host"] <= launched.step_time_s - replayed.step_time_s
+
+
 def ideal_system(efficiency: float = 1.0) -> WaferClusterSpec:
     """A CS-2 whose wafer has one efficiency and whose rows take no time; at 1 an upper bound."""
     changes = {
