@@ -165,7 +165,7 @@ def _step_s(job: Job, steps: Steps, passes: _Passes, row: int, update_s: float) 
     if zero == GRADIENTS_SHARDED:
         reduces = WEIGHTS if schedule.has("splits_backward") else BACKWARD
     how = reduces, zero == SHARDED, steps.overlaps
-    of_row = [column[row] for column in passes[1:]]
+    of_row = tuple(column[row] for column in passes[1:])
     # A skewed schedule is in its steady state with the second step. In it the first and the last rank wait
     # for each other's gradient of a tied embedding.
     skewed = schedule.has("skewed")
@@ -179,7 +179,7 @@ def _step_s(job: Job, steps: Steps, passes: _Passes, row: int, update_s: float) 
         before_s = after_s = 0.0
         for _ in range(2 if skewed else 1):
             before_s = after_s
-            if _compiled()(*order, *of_row, *how, ends):
+            if _compiled()(order, of_row, how, ends):
                 division.placement.merged(schedule.orders(division.pipeline, division.virtual, microbatches))
             if ties:
                 ends[0] = ends[last_rank] = max(ends[0], ends[last_rank])
@@ -228,30 +228,17 @@ def _compiled() -> Any:
 
 
 def _follow(
-    start: Ints,
-    which: Ints,
-    place: Ints,
-    microbatch: Ints,
-    joined: Ints,
-    shape: tuple[int, int, int],
-    first: Ints,
-    begin_s: Floats,
-    layer_s: Floats,
-    hidden_s: Floats,
-    redone_s: Floats,
-    end_s: Floats,
-    hop_s: Floats,
-    replica_s: Floats,
-    reduce_ends_s: Floats,
-    reduces: int,
-    sharded: bool,
-    overlaps: bool,
-    ends: Floats,
+    order: tuple[Any, ...], of_row: tuple[Any, ...], how: tuple[int, bool, bool], ends: Floats
 ) -> int:
-    """Follow all passes, and return how many can never begin.
+    """Follow all passes in an `_order` of them, and return how many can never begin.
 
-    `ends` has when each rank begins, and then when it has reduced all gradients.
+    `of_row` are the columns of `_Passes` from `first` on, for one layout. `how` says which pass reduces
+    layers (0: none) under ZeRO 2, whether parameters are sharded, and whether reductions overlap. `ends` has
+    when each rank begins, and then when it has reduced all gradients.
     """
+    start, which, place, microbatch, joined, shape = order
+    first, begin_s, layer_s, hidden_s, redone_s, end_s, hop_s, replica_s, reduce_ends_s = of_row
+    reduces, sharded, overlaps = how
     gather_s, gather_ends_s, reduce_s, reduce_both_s, across_s, across_both_s = replica_s
     last = shape[1] - 1
     reached = start[:-1].copy()
