@@ -7,26 +7,15 @@ from functools import lru_cache
 from perfsim.base.errors import InputError, UnknownNameError, made_by, plug_ins
 from perfsim.costs.price import Costs
 from perfsim.machines.gpu_cluster import GpuCluster
-from perfsim.machines.machine import Machine, Network, Unknown
+from perfsim.machines.machine import Machine as Machine
+from perfsim.machines.machine import Network
+from perfsim.machines.machine import Unknown as Unknown
 from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.network import Topology
 from perfsim.specs.hardware import SYSTEM_CLASSES, SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.recipe import Recipe
 from perfsim.strategies import Strategy, strategy
-
-__all__ = [
-    "MACHINES",
-    "Machine",
-    "Unknown",
-    "build_topology",
-    "costs_for",
-    "machine",
-    "machine_of",
-    "network_of",
-    "register",
-    "strategy_for",
-]
 
 LAYOUT_MEMBERS = tuple(name for name in vars(Layout) if not name.startswith("_"))
 """What every layout answers."""
