@@ -122,14 +122,24 @@ def element(accepted: Sequence[Any], part: object) -> list[Any]:
     return inner
 
 
-def _help_of_key(name: str, records: Sequence[type[BaseModel]]) -> str:
-    """Where a key has moved that no record accepts, which part has it, or the nearest that one does."""
+def _help_of_key(name: str, records: Sequence[type[BaseModel]], root: type[BaseModel], value: Any) -> str:
+    """Where an unknown key has moved, which part of the records or of the file has it, or the nearest one."""
     moved = (getattr(record, "moved", {}).get(name, "") for record in records)
-    known = {key: kind for record in records for key, kind in known_fields(record).items()}
-    kinds = ((key, cls) for key, kind in known.items() for cls in members(kind) if is_record(cls))
-    parts = (key for key, cls in kinds if name in known_fields(cls))
-    inside = (f"write it in {part}: {{{name}: ...}}" for part in parts)
-    return next(filter(None, (*moved, *inside)), "") or did_you_mean(name, list(known))
+    inside = (
+        f"write it in {key}: {{{name}: ...}}"
+        for record in (*records, root)
+        for key, kind in known_fields(record).items()
+        for cls in members(kind)
+        if is_record(cls) and _takes(known_fields(cls).get(name), value)
+    )
+    known = [key for record in records for key in known_fields(record)]
+    return next(filter(None, (*moved, *inside)), "") or did_you_mean(name, known)
+
+
+def _takes(annotation: Any, value: Any) -> bool:
+    """Whether there is a field, and it is no list where the value is none."""
+    accepted = [] if annotation is None else members(annotation)
+    return any(isinstance(value, list) or get_origin(cls) not in (list, tuple, Sequence) for cls in accepted)
 
 
 # Resolves the names in a file's tree to descriptions, giving the data that pydantic validates.
@@ -249,9 +259,12 @@ def complaints(
         if details["type"] == "too_short" and details["ctx"]["actual_length"] < len(details["input"]):
             continue  # entries that were refused are not counted, and have complaints of their own
         with_help = details["type"] == "extra_forbidden" and len(problems) < MOST_SHOWN
-        accepted = reduce(element, path[:-1], members(model)) if with_help else []
-        records = [cls for cls in accepted if is_record(cls)]
-        problems[_problem(details, node, path, records)] = None
+        help_text = ""
+        if with_help:
+            accepted = reduce(element, path[:-1], members(model))
+            records = [cls for cls in accepted if is_record(cls)]
+            help_text = _help_of_key(str(path[-1]), records, model, details["input"]) if records else ""
+        problems[_problem(details, node, path, help_text)] = None
     return list(problems)
 
 
@@ -266,8 +279,8 @@ def _path(details: ErrorDetails, node: Node) -> Loc:
     return (*parts, details["loc"][-1]) if absent else tuple(parts)
 
 
-def _problem(details: ErrorDetails, node: Node, path: Loc, records: Sequence[type]) -> Problem:
-    """A validation error at its place; `records` have the keys that an unknown one is compared with."""
+def _problem(details: ErrorDetails, node: Node, path: Loc, help_text: str) -> Problem:
+    """A validation error at its place, with the help for an unknown key."""
     kind = details["type"]
     value = details["input"]
     context = details.get("ctx", {})
@@ -276,9 +289,7 @@ def _problem(details: ErrorDetails, node: Node, path: Loc, records: Sequence[typ
     if kind == "missing":
         return node.mark_at(path).problem(f"`{name}` is missing{inside}")
     if kind == "extra_forbidden":
-        help_text = _help_of_key(name, records) if records else ""
         return node.mark_at(path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
-    help_text = ""
     if {"message", "help"} <= context.keys():
         message = str(context["message"])
         help_text = str(context["help"])
@@ -475,7 +486,7 @@ def _types_at(model: type[BaseModel], path: str) -> Sequence[Any]:
         records = [cls for cls in accepted if is_record(cls)]
         accepted = element(accepted, part)
         if not (any(part in known_fields(record) for record in records) if records else accepted):
-            raise CatalogError(f"`{part}` is not a field", _help_of_key(part, records))
+            raise CatalogError(f"`{part}` is not a field", _help_of_key(part, records, model, None))
     return accepted
 
 
