@@ -155,7 +155,6 @@ class PlanError(PerfsimError):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why there is no plan."""
         return self._reasons
 
     @property

@@ -279,7 +279,6 @@ class _Clock:
 
     @cached_property
     def slowed_s(self) -> Floats:
-        """The steps with their stragglers."""
         return self.time_s * self.of(self.spec.stragglers, without=1.0)
 
     def failures_a_day(self, domain: FailureDomain) -> Floats:

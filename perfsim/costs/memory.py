@@ -85,7 +85,6 @@ class MemoryUse:
 
     @property
     def fits(self) -> bool:
-        """Whether the parts fit in the capacity."""
         return self.total_bytes <= self.capacity_bytes
 
 

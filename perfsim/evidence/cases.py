@@ -78,7 +78,6 @@ class CaseSystem(_CaseSpec):
 
     @property
     def is_file(self) -> bool:
-        """Whether `device` is the file of a system."""
         return self.device.endswith((".yaml", ".yml"))
 
     def named(self, catalog: Catalog) -> SystemSpec:
@@ -414,7 +413,6 @@ class StepCase(_CaseSpec):
             yield f"{system.device.name} computes no {training.precision}; it has {has}"
 
     def _recipe(self, catalog: Catalog) -> Recipe:
-        """The recipe of the run."""
         training = self.training
         framework = catalog.framework(self.stack.framework)
         fused = () if training.compiled is False else framework.fused

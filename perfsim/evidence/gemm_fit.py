@@ -309,7 +309,6 @@ def _with(constants: GemmConstants, changes: dict[str, float]) -> GemmConstants:
 
 
 def _constants(logs: Floats) -> GemmConstants:
-    """The constants of a vector of logarithms."""
     return _with(_START, dict(zip(_values(_START), map(rounded, np.exp(logs)), strict=True)))
 
 

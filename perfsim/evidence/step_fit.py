@@ -131,7 +131,6 @@ class GpuRun:
         return values
 
     def changed(self, constants: Constants) -> GpuRun:
-        """The run with other values of these constants."""
         new: dict[str, dict[str, float]] = defaultdict(dict)
         for field, row in _CONSTANTS.items():
             value = constants.get(self.name(field))
@@ -148,7 +147,6 @@ class GpuRun:
         )
 
     def step(self, constants: Constants) -> Step:
-        """Its step with these constants."""
         run = self.changed(constants)
         topology = gpu_plan(self.placed.plan).topology
         system = topology.system

@@ -249,7 +249,6 @@ def _positions(settings: Settings) -> int:
 
 
 def _shared_width(settings: Settings) -> int:
-    """Width of all shared experts together."""
     width: int = settings.ours["model.experts.ffn_hidden_size"]
     counts = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     count = settings.integer(*counts, default=0, least=0)

@@ -207,7 +207,6 @@ class Settings:
 
     @property
     def model(self) -> Nearest:
-        """The nearest model to the one that was read."""
         return Nearest.of(self.part("model"))
 
     @property

@@ -273,7 +273,6 @@ class Machine(ABC):
         return self._together_s(topology, lane, streams_s) / len(graph.step_ends)
 
     def on_lane(self, graph: TaskGraph, lane: str) -> Bools:
-        """Which tasks run on a lane."""
         return np.array([self.lanes.get(work.op) == lane for work in graph.works])[graph.work]
 
     def _together_s(self, _topology: Any, _lane: str, streams_s: Floats, /) -> float:

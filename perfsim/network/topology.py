@@ -40,7 +40,6 @@ class Group:
 
     @classmethod
     def even(cls, ranks_per_node: int, nodes: int) -> Group:
-        """A group with as many ranks on each node."""
         return cls(ranks_per_node * nodes, ranks_per_node, nodes, ranks_per_node)
 
     @classmethod

@@ -170,7 +170,6 @@ class Search:
         return list(dict.fromkeys(int(self.order[np.argmax(share <= limit)]) for limit in limits))
 
     def plan(self, index: int) -> _Screened:
-        """The plan of the layout with this index, and its estimate."""
         layout = self.screening.layout(index)
         try:
             plan = _planned(self.question, layout)

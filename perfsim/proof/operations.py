@@ -82,7 +82,6 @@ class Tape:
         return self.add(value, [x], lambda _, d: ([back(d)], []))
 
     def sum(self, *terms: Node) -> Node:
-        """The sum of some terms."""
         total = reduce(np.add, [term.value for term in terms])
         return self.add(total, terms, lambda _, d: ([d] * len(terms), []))
 

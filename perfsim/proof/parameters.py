@@ -61,7 +61,6 @@ class Share:
 
     @cached_property
     def _windowed(self) -> list[Share]:
-        """The share in each layer."""
         inside = replace(self, window=self.model.sliding_window)
         return [self if kind.window is None else inside for kind in layer_kinds(self.model)]
 
@@ -98,7 +97,6 @@ class Share:
 
     @property
     def first_row(self) -> int:
-        """First row of the vocabulary of this peer."""
         return self.tensor.number * self.rows
 
     @property
@@ -211,13 +209,11 @@ class _BlockLayout:
         return np.concatenate([parts[place.number] for parts in padded])
 
     def whole(self, shards: Sequence[Floats]) -> Floats:
-        """The flat vector of all shards."""
         rows = np.stack(shards)
         parts = {name: rows[:, self.part_of_shard(name, len(shards))] for name in self.sizes}
         return np.concatenate([parts[name].ravel()[:size] for name, size in self.sizes.items()])
 
     def part_of_shard(self, name: str, shards: int) -> slice:
-        """Position of a named tensor in a shard."""
         lengths = [-(-size // shards) for size in self.sizes.values()]
         number = list(self.sizes).index(name)
         return slice(sum(lengths[:number]), sum(lengths[: number + 1]))

@@ -272,7 +272,6 @@ class Case(NamedTuple):
     states: StateExchange = "scatter_gather"
 
     def plan(self, model: TransformerConfig, catalog: Catalog) -> Plan:
-        """The small plan of a case of the catalogue."""
         chosen = strategy(self.strategy)
         recipe = catalog.recipe(RECIPE).ran_with(
             overlap_grad_reduce=self.overlap,

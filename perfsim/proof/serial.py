@@ -83,7 +83,6 @@ class SmallTraining:
 
     @cached_property
     def share(self) -> Share:
-        """The whole model as one share."""
         return Share(self.model, self.seq_length)
 
     def num_tokens(self, ahead: int) -> float:

@@ -114,7 +114,6 @@ class Table:
         return replace(self, columns=self.columns[1:], rows=rows)
 
     def column(self, name: str) -> list[Cell]:
-        """The cells of the column of this name."""
         index = self._index(name)
         return [row[index] for row in self.rows]
 

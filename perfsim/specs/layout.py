@@ -350,7 +350,6 @@ def written(value: Any) -> str:
 
 
 def _parsed(name: str, value: str, layout_type: type) -> Any:
-    """The value of a field, by its type."""
     defaults: dict[str, Any] = {field.name: field.default for field in fields(layout_type)}
     if name not in defaults:
         others = {**SHORT_NAMES, **OTHER_NAMES}

@@ -65,7 +65,6 @@ class PerturbationSpec(Spec):
 
     @property
     def text(self) -> str:
-        """The perturbations in one line."""
         parts = [f"rank {slow.rank} computes {slow.factor:g} times as long" for slow in self.stragglers]
         if drawn := self.step_stragglers:
             ranks = f"{100 * drawn.share:g} % of the ranks of a step"

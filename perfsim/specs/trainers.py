@@ -44,7 +44,6 @@ class Runs:
     """Month of the first release that has it no more; empty: the newest has it."""
 
     def has(self, value: Any) -> bool:
-        """Whether a value of the axis is one of its own."""
         return self.values is None or value in self.values
 
     def refusal(self, layout: ParallelLayout, month: str) -> str:

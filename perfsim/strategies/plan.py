@@ -118,7 +118,6 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
         return self.topology.system
 
     def graph(self) -> TaskGraph:
-        """Its graph, as the strategy writes it."""
         builder = GraphBuilder()
         self.chosen.emit(self, builder)
         present_limits().in_time(lambda: "the graph of a step was being written")

@@ -172,15 +172,12 @@ class _Course(NamedTuple):
         return cls(points, *np.log(ends).T.tolist())
 
     def time(self, rate: float) -> float:
-        """The time at a rate."""
         return float(np.interp(rate, self.rates, self.times))
 
     def rate(self, time: float) -> float:
-        """The rate that takes a time."""
         return float(np.interp(-time, np.negative(self.times), self.rates))
 
     def nearest(self, rate: float) -> PointResult:
-        """The point of the grid whose rate is nearest."""
         return self.points[int(np.argmin(np.abs(np.subtract(self.rates[1:-1], rate))))]
 
 

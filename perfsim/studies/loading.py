@@ -609,7 +609,6 @@ def _wrong_machines(study: StudySpec, mapping: LocatedMapping) -> Iterator[Probl
 
 
 def _wrong_links(study: StudySpec, mapping: LocatedMapping) -> Iterator[Problem]:
-    """Links that no candidate of a study has."""
     links = study.perturbations.links if study.perturbations is not None else ()
     if not links:
         return

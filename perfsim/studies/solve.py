@@ -538,7 +538,6 @@ class _Search:
         return min(max(found, 0), len(self.logs) - 1)
 
     def _nearest(self, log: float) -> int:
-        """The number of the value nearest to a log."""
         return int(np.argmin(np.abs(self.logs - log)))
 
     def _turns(self, level: float, *, refused: bool = True) -> list[tuple[int, int]]:

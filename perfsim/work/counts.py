@@ -27,7 +27,6 @@ class Parameters:
     model: TransformerConfig
 
     def of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
-        """All parameters of a layer."""
         return _count(self.model, kind) + self.routed_of(kind, active=active)
 
     def matrices_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:

@@ -55,11 +55,9 @@ class Ragged(NamedTuple):
 
     @property
     def row_of_value(self) -> Ids:
-        """The row of each value."""
         return np.repeat(np.arange(len(self.start) - 1, dtype=np.int32), np.diff(self.start))
 
     def rows(self, indices: Ids | Ints) -> Ragged:
-        """The rows at these indices, in their order."""
         counts = np.diff(self.start)[indices]
         start = offsets(counts)
         where = np.arange(int(start[-1])) + np.repeat(self.start[indices] - start[:-1], counts)
@@ -271,7 +269,6 @@ class TaskGraph:
         )
 
     def tasks(self) -> Iterator[Task]:
-        """All tasks in the order of their ids."""
         return (self.task(index) for index in range(len(self)))
 
     @cached_property
@@ -311,7 +308,6 @@ class TaskGraph:
 
     @cached_property
     def by_stream(self) -> Ragged:
-        """The tasks of each stream, in order."""
         return Ragged.grouped(np.arange(len(self)), self.stream, len(self.streams))
 
     @cached_property

@@ -37,7 +37,6 @@ Kernels = tuple[Kernel, ...]
 
 
 def _products(part: LayerSlice, which: LayerPass, bias: bool, *forward: Kernel) -> Iterator[Kernel]:
-    """These products with weights in one pass."""
     for product in forward:
         if which == "forward":
             yield product

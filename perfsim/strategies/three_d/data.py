@@ -136,7 +136,6 @@ class Replicas:
 
     @property
     def shard_ranks(self) -> RankGroup:
-        """The ranks of one group that shards."""
         return self.ranks._replace(size=self.shards)
 
     @property

@@ -101,7 +101,6 @@ class RankShare:
 
     @property
     def first(self) -> int:
-        """Its global rank."""
         return self.rank * self.layout.width
 
     def group(self, kind: LayerKind = PLAIN) -> TensorGroup:
@@ -192,7 +191,6 @@ class _Passes:
         return keys.index(wanted) * len(self.written["F", False]) if wanted in keys else 0
 
     def ports(self, which: Pass) -> set[str]:
-        """The ports that any template of a pass reads."""
         found = (templates for (name, _), templates in self.written.items() if name == which)
         return {port for templates in found for template in templates for port in template.ports}
 

@@ -137,7 +137,6 @@ class ExpertGroup(Half):
         return [*self._shared("reduce_scatter"), *self._exchange("combine", "reduce_scatter")]
 
     def parts(self, which: Which) -> _ExpertWorks:
-        """The compute of a pass in parts."""
         return _expert_works(self.part, which, self.mode)
 
     def works(self, which: HalfPass) -> Sequence[Work]:

@@ -45,7 +45,6 @@ from perfsim.work.layer import LayerPass, embedding_kernels, head_kernels, padde
 
 @lru_cache(maxsize=512)
 def _held_by_layer(part: LayerSlice) -> Held:
-    """Parameters of a layer on one rank."""
     routed = routed_parameters(part)
     return Held(stage_parameters(part, 1, first=False, last=False) - routed, routed)
 
@@ -87,7 +86,6 @@ class VirtualStage:
 
     @property
     def embedding_and_head(self) -> Held:
-        """Parameters of embedding and LM head, if it has them."""
         return Held(stage_parameters(self.group.part, 0, first=self.first, last=self.last))
 
     @property

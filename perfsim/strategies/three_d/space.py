@@ -327,7 +327,6 @@ class _Shape(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _table(pipelines: tuple[int, ...], shape: _Shape) -> Divisions:
-    """The divisions of all pipeline degrees."""
     return Divisions([division for pipeline in pipelines for division in _divisions(pipeline, shape)])
 
 
