@@ -322,11 +322,6 @@ class StepCase(_CaseSpec):
         return f"{self.model.num_layers}x{self.model.hidden_size} at {self.model.max_position_embeddings}"
 
     @property
-    def says_software(self) -> bool:
-        """Whether it says more of what ran than its layout and precision."""
-        return bool(self.framework or self.tool or self.container or self.training.model_fields_set - _ASKED)
-
-    @property
     def stack(self) -> Stack:
         """The framework that ran; where the case does not say, the usual one (`perfsim.specs.stacks`)."""
         if self.framework:
@@ -366,7 +361,8 @@ class StepCase(_CaseSpec):
             layout=machine_of(system).published_layout(self.parallel.model_dump() | settings),
             must_fit=False,
         )
-        return described if self.on_wafers or self.says_software else self.as_asked(described)
+        said = self.framework or self.tool or self.container or training.model_fields_set - _ASKED
+        return described if self.on_wafers or said else self.as_asked(described)
 
     def as_asked(self, described: Question) -> Question:
         """The question as users ask it: only the model, machine, sequence, precision and layout are given."""

@@ -18,6 +18,7 @@ has what follows for a plan, `_of_classes` the factor of a class of runs on the 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -395,7 +396,9 @@ def _widths_of_alike(runs: Sequence[Scored], others: BandWidths | None) -> BandW
     sizes = Counter(run.family for run in runs)
     if len(sizes) < FEWEST_FAMILIES:
         percentile = float(np.percentile(np.abs(errors), 100 * _COVERAGE))
-        base = max(percentile, _students_width(errors, len(runs)))
+        # The 90 % band of one more run: t_95(k) sqrt(1 + 1/k) root mean squares of k errors.
+        student = float(scipy("stats").t.ppf((1 + _COVERAGE) / 2, len(runs)))
+        base = max(percentile, student * math.sqrt(1 + 1 / len(runs)) * math.sqrt(np.mean(errors**2)))
         slope = 0.0 if others is None else others.slope
         return BandWidths(base, slope, _unshared(runs, np.full(len(runs), base), others))
     points = np.array(_points(runs))
@@ -446,12 +449,6 @@ def _of_classes(runs: Sequence[Scored], widths: BandWidths) -> dict[str, float]:
 def _conformal_quantile(normalised: Floats) -> float:
     """The width that holds 90 % of new runs, from errors of known ones; both over the scale of an error."""
     return float(np.quantile(normalised, _COVERAGE, method="weibull"))
-
-
-def _students_width(errors: Floats, freedom: int) -> float:
-    """Half-width of the 90 % band of one more run: t_95(k) sqrt(1 + 1/k) root mean squares of the errors."""
-    deviations = float(scipy("stats").t.ppf((1 + _COVERAGE) / 2, freedom)) * float(np.sqrt(1 + 1 / freedom))
-    return deviations * float(np.sqrt(np.mean(errors**2)))
 
 
 def _points(runs: Sequence[Scored]) -> list[float]:

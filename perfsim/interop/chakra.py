@@ -213,7 +213,8 @@ class ExecutionTrace:
             metadata = _messages()["GlobalMetadata"](version=SCHEMA_VERSION, attr=_attributes(attributes))
             messages = [metadata, *(node.message() for node in _nodes(trace, rank, inside))]
             file = path.parent / f"{path.name.removesuffix(SUFFIX)}.{rank}{SUFFIX}"
-            written.append(write_file(file, b"".join(map(_delimited, messages))))
+            parts = [message.SerializeToString(deterministic=True) for message in messages]
+            written.append(write_file(file, b"".join(_varint(len(part)) + part for part in parts)))
         return written
 
     def summary(self) -> dict[str, Any]:
@@ -345,12 +346,6 @@ def _attributes(values: Mapping[str, Any]) -> list[Any]:
 def _varint(number: int) -> bytes:
     """A number in groups of 7 bits, the lowest first; all bytes but the last have the top bit."""
     return bytes([number]) if number < 0x80 else bytes([number & 0x7F | 0x80]) + _varint(number >> 7)
-
-
-def _delimited(message: Any) -> bytes:
-    """A message after its length."""
-    data: bytes = message.SerializeToString(deterministic=True)
-    return _varint(len(data)) + data
 
 
 def _split(data: bytes) -> list[bytes]:

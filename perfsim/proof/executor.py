@@ -39,15 +39,6 @@ class Outcome:
     """Elements of each task's message, the most of any rank; in a thorough run only."""
 
 
-_Buffer = tuple[Cell, int]
-"""A cell on one rank."""
-
-
-def _buffer(cell: Cell, rank: int) -> _Buffer:
-    """The buffer of a rank; of what exists once for all, the only one."""
-    return cell, 0 if cell.place == SHARED else rank
-
-
 class Executor:
     """Runs all ranks of an unfolded graph with their buffers."""
 
@@ -61,14 +52,17 @@ class Executor:
             for instance in np.unique(unfolded.of_peer(offset)).tolist():
                 if not self.members[instance] or program.actions[self.task[instance]].joined:
                     self.members[instance].append(offset)
-        number = defaultdict[_Buffer, int](count().__next__)
+        number = defaultdict[tuple[Cell, int], int](count().__next__)
+        """Of the buffer of each cell on a rank; of what exists once for all, on the first."""
         self.reads: list[list[list[int]]] = []
         """The numbers of the buffers that every member of each instance reads."""
         self.writes: list[list[list[int]]] = []
         for task, members in zip(self.task, self.members, strict=True):
             action = program.actions[task]
             for of_instances, cells in ((self.reads, action.reads), (self.writes, action.writes)):
-                of_instances.append([[number[_buffer(cell, rank)] for cell in cells] for rank in members])
+                of_instances.append(
+                    [[number[cell, rank * (cell.place != SHARED)] for cell in cells] for rank in members]
+                )
         self.buffers = list(number)
         self.first: dict[int, Any] = {}
         """Initial values, by the number of their buffer."""
