@@ -50,12 +50,15 @@ class Catalog:
         return self.override(cast(SystemSpec, self.load("system", name_or_path)), changes)
 
     def model(self, name_or_path: str) -> TransformerConfig:
+        """A model."""
         return cast(TransformerConfig, self.load("model", name_or_path))
 
     def recipe(self, name_or_path: str) -> Recipe:
+        """A recipe."""
         return cast(Recipe, self.load("recipe", name_or_path))
 
     def framework(self, name_or_path: str) -> FrameworkCalibration:
+        """A training framework."""
         return cast(FrameworkCalibration, self.load("framework", name_or_path))
 
     def names(self, kind: str) -> list[str]:

@@ -289,6 +289,7 @@ class Question:
 
     @cached_property
     def costs(self) -> Costs:
+        """The cost model of the step."""
         return self.prices or self.machine.costs(self.topology, self.job.recipe)
 
     @property
