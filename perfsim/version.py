@@ -1,5 +1,3 @@
 """The version of perfsim."""
 
-from __future__ import annotations
-
 __version__ = "0.2.0"

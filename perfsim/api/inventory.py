@@ -3,8 +3,6 @@
 The command line reads the kinds from here, so the catalogue is imported where it is read.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

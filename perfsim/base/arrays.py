@@ -1,7 +1,5 @@
 """The arrays of the package by the type of their entries, whatever their shape."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Functions in machine code, kept on disk by numba; import this only where numba is installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast

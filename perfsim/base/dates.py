@@ -1,7 +1,5 @@
 """Months and days by which something existed: one type, one way to compare."""
 
-from __future__ import annotations
-
 import re
 
 from perfsim.base.errors import InputError

@@ -1,7 +1,5 @@
 """Files that are written whole or not at all, and paths that are checked before anything is computed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

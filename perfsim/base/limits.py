@@ -4,8 +4,6 @@ One command runs many simulations inside studies and sweeps. Their common limits
 set once, around all of them: `with limited(Limits(max_seconds=60)): ...`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -4,8 +4,6 @@ Each bound is at least ten times the largest published run. Bounds are checked w
 error names the line and appears before any long computation.
 """
 
-from __future__ import annotations
-
 MOST_DEVICES = 2**20
 MOST_MESH = 256
 """Devices of a node in which each has a link to every other one."""

@@ -1,7 +1,5 @@
 """Descriptions: frozen values that refuse unknown fields and name where their values come from."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Self, TypeVar

@@ -1,7 +1,5 @@
 """The nearest name that exists, and numbers as people write them."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -4,8 +4,6 @@ GB is 1e9 bytes and GiB is 2**30, b is a bit and B a byte. A number without a un
 at the command line, because a reader could not tell what it counts; Python code passes SI floats.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

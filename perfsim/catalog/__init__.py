@@ -4,8 +4,6 @@ A description (of a device, system, model, ...) has its own file and is found by
 only the differences; every value has a source or a reason why it is assumed.
 """
 
-from __future__ import annotations
-
 from perfsim.catalog.catalog import Catalog, data_root, default_catalog, parse_file
 from perfsim.catalog.reader import KINDS, LocatedMapping
 

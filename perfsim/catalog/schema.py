@@ -5,8 +5,6 @@ file of its own may be written as its name, `name` may be absent, and what `exte
 complete. perfsim also checks that names exist, that values agree and that each has a source.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

@@ -1,7 +1,5 @@
 """The command line: verbs that parse, call and print. Everything heavy loads inside a verb."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """The verbs that ask: `run`, `plan`, `study` and `sweep`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What verbs are made of: their form, the options that several share, and names at the tabulator key."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields

@@ -9,8 +9,6 @@
 Inputs that are not given are left out of the sums and listed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

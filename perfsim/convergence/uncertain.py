@@ -1,7 +1,5 @@
 """Inputs with 90 % ranges, and where in its range each of them is: typical, at an end, or a seeded draw."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable

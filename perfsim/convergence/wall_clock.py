@@ -9,8 +9,6 @@ where it is written in the background. Failures cost what `FailingRun.expected_s
 wider than a 90 % band and separate from the band of the steps.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence

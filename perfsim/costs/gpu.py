@@ -16,8 +16,6 @@ and e the seconds of a chunk of the product and of the exchange, which takes a s
     exposed = p + (t - 1) max(e, p + u e) - seconds of the whole product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast, get_args
 

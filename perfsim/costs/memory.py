@@ -13,8 +13,6 @@ Pure bf16 keeps parameters, gradients and both moments in 2 bytes each (2 + 2 + 
 optimizer over the data-parallel ranks, ZeRO 2 also the gradients, ZeRO 3 also the parameters.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

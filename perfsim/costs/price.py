@@ -1,7 +1,5 @@
 """Prices of work in seconds: one price per class of work, for all tasks of the class."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist

@@ -4,8 +4,6 @@ ZeRO 3 with its parameters in an external store is weight streaming: MemoryX bro
 SwarmX, each GPU computes its slice of the batch, and gradients are summed on the way back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

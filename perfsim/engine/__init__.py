@@ -1,7 +1,5 @@
 """Simulation of a priced graph, with SimPy or with a compiled core that gives the same times to the bit."""
 
-from __future__ import annotations
-
 from perfsim.engine.simulate import critical_path, simulate
 from perfsim.engine.tables import Beside, Flow
 

@@ -1,7 +1,5 @@
 """Simulated runs with failures, which check the closed forms of `convergence.wall_clock`; slow tasks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace

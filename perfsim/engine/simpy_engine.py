@@ -15,8 +15,6 @@ event of low priority then sets the rates, so the result does not depend on the 
 `engine.core` is the same in compiled columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 

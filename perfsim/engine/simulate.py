@@ -4,8 +4,6 @@
 which costs a third of a second to load and then follows a task in a tenth of a microsecond instead of four.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Fits the protocol lines of `perfsim.network.collectives` to collectives measured inside a node."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ correlated: Liang and Zeger 1986). A constant whose relative standard error exce
 it is held fixed, which is an assumption, and the others are estimated without it.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -8,8 +8,6 @@ The critical batch comes from steps or examples to the target (several rows of o
 a log of the gradient noise scale tr(Sigma) / |G|^2, from one convergence case, or from MLPerf logs.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections import Counter

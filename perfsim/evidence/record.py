@@ -4,8 +4,6 @@ They hold the errors of each family of public cases with and without the family 
 that the public runs reached, and the rates of production runs with those of their predicted healthy steps.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ of, and which task its stream waited for and how long. Counters ("C") of each de
 activations in memory, the load of its links and its busy streams.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from bisect import bisect_right

@@ -5,8 +5,6 @@ The file holds no model and no pipeline, which are code of the training script. 
 comments are the list under `_comments`, which DeepSpeed ignores.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

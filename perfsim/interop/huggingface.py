@@ -6,8 +6,6 @@ has and whether the MLP is gated decide the parameter count: where the code fixe
 family's decides them, `FAMILIES` has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ same names in YAML, so their reader uses these rows. Megatron numbers ranks as p
 then context, then data, then pipeline.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

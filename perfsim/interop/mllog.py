@@ -3,8 +3,6 @@
 Format: mlcommons/logging, `mlperf_logging/mllog/constants.py`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@ same names in all three; where they stand differs. Written are the four sections
 which later ones convert.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

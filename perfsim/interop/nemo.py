@@ -4,8 +4,6 @@ Names: NVIDIA/NeMo, `examples/nlp/language_modeling/conf`; NVIDIA-NeMo/Megatron-
 `ConfigContainer.to_yaml`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

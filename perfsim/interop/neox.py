@@ -3,8 +3,6 @@
 Names: EleutherAI/gpt-neox, `megatron/neox_arguments/neox_args.py` and `configs/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ Names: pytorch/torchtitan, `torchtitan/config/configs.py` of 2026 (commit 0014ac
 The model is named by its flavor, whose shape stands in `torchtitan/models/*/__init__.py`.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math

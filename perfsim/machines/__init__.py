@@ -1,7 +1,5 @@
 """Kinds of machines: everything that differs between them, one package per kind."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from perfsim.base.errors import InputError, UnknownNameError, made_by, plug_ins

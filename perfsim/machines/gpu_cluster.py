@@ -1,7 +1,5 @@
 """The kind of machine `gpu-cluster`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace

@@ -8,8 +8,6 @@ direction of a link is an edge with its own id; ids count from 0 in the order of
 system has the same ids. `Topology.graph` is the network in networkx. Both are built at first use.
 """
 
-from __future__ import annotations
-
 from perfsim.network.fat_tree import FatTree
 from perfsim.network.topology import Cable, Group, Topology, nearest_link
 from perfsim.network.wafer_tree import WaferTree

@@ -1,7 +1,5 @@
 """GPU clusters: nodes of GPUs under a two-level fat tree."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from functools import cached_property

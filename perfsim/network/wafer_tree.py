@@ -1,7 +1,5 @@
 """Wafer clusters: systems under a tree of broadcast-reduce nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 

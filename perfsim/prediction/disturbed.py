@@ -1,7 +1,5 @@
 """Steps that are not as planned: slow devices, slow or dead links, and jitter."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import replace
 

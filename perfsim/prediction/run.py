@@ -4,8 +4,6 @@ Graphs are priced and simulated only here. Perturbations, faster parts of a mach
 fit are all expressed by the fields of a `Step` or the durations given to it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 

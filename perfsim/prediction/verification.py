@@ -13,8 +13,6 @@ Accuracy and Stability of Numerical Algorithms, 2nd edition, 2002, lemma 3.1). O
 are exact, it must be equal.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping

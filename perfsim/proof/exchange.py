@@ -5,8 +5,6 @@ travel to the ranks of their experts and back; where they went is kept in a buff
 their places. Ranks that share an expert all-gather their rows, compute, and reduce-scatter the results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Runs a program on all ranks, in any order that the graph allows, and compares it with serial training."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

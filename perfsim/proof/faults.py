@@ -1,7 +1,5 @@
 """Which faults injected into correct graphs a proof detects, and why the others are harmless."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

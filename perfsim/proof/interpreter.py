@@ -9,8 +9,6 @@ for weights, and their gradients are tensors. Flash, spilled activations and pre
 buffers, so a copy moves the value that is there when it runs.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import defaultdict

@@ -4,8 +4,6 @@ Memory is planned for what a schedule promises. The order of the graph may hold 
 less, where a warm-up that is too short makes neighbours wait.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 

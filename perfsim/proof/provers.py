@@ -1,7 +1,5 @@
 """What differs between kinds of machine in a proof: small layouts, the executor of graphs, their prices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a rank of a layout has: its share of the model, its samples and positions, its shard of states."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The maps of a sweep over models: who is first, in colours, with published runs as points."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The answer to a sweep as a page with sliders, which compares machines at equal time and at equal money."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A shortlist of layouts: its table, its notes, its lines on a terminal, its page and its JSON document."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path

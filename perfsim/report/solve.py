@@ -1,7 +1,5 @@
 """A study asked backwards: its table, its lines on a terminal, its page and its JSON document."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path

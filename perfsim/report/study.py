@@ -1,7 +1,5 @@
 """The answer to a study: its tables, its lines on a terminal, its page and its JSON document."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Sections of a study's page on batches, dates, steps, memory, network, tasks, and what would matter."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

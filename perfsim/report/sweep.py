@@ -1,7 +1,5 @@
 """The answer to a sweep: its tables and figures, its lines on a terminal, its page and its JSON document."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace

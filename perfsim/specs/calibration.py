@@ -1,7 +1,5 @@
 """Fitted constants, kept apart from datasheet values: the only empirical input of costs and collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

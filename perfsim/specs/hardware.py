@@ -3,8 +3,6 @@
 They hold datasheet values; fitted constants are in the calibration that a description names.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """How a job is divided over devices: layouts of GPUs and of wafers, what they share, and their text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace

@@ -4,8 +4,6 @@ No reader has a default: an optimizer that is not in the table is refused with t
 as their differences from Adam.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal

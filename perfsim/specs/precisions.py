@@ -1,7 +1,5 @@
 """Formats of numbers: one row a precision, from which memory, peaks, kernels and evidence read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal

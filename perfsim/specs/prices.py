@@ -1,7 +1,5 @@
 """What machines and electricity cost, and what electricity emits: `Prices`, in a study or a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, Self
 

@@ -1,7 +1,5 @@
 """What runs a recipe: the framework, its kernels, what it overlaps. It changes times, not what is learned."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from perfsim.base.spec import DatedSpec, Name

@@ -5,8 +5,6 @@ the model does not say; a question has fused attention in such a month or on a d
 published run has no month: its device speaks for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

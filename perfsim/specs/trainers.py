@@ -4,8 +4,6 @@ A layout runs where every axis that is in use has a row of `TRAINERS` that holds
 wheel whose files have the setting, of the release's page, or of the paper that brought it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

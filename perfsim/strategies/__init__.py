@@ -1,7 +1,5 @@
 """Strategies to train on many devices, and their registry."""
 
-from __future__ import annotations
-
 from perfsim.base.errors import InputError, UnknownNameError, described, made_by, plug_ins
 from perfsim.strategies.plan import Plan, Strategy
 from perfsim.strategies.streaming.strategy import WeightStreaming

@@ -7,8 +7,6 @@ Their properties (each slot once, in order, bounded micro-batches in flight, the
 tested separately.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

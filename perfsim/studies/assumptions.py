@@ -1,7 +1,5 @@
 """The inputs of an answer with their sources: every value of every description that the study uses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

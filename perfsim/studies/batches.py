@@ -1,7 +1,5 @@
 """Which global batches a candidate tries, and the time to the target at each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

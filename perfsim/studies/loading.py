@@ -1,7 +1,5 @@
 """Studies and sweeps from the catalogue, from files and from mappings; a sweep is written out into points."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Answers the candidates of a study and the points of a sweep: each at its own best batch, as one row."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -4,8 +4,6 @@ A predicted ratio of two layouts has an error that does not cancel (`Accuracy.un
 quadrature in log time). Layouts nearer to the fastest are the answer; a run on the machine picks one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -5,8 +5,6 @@ one bar. Where bars are still too many, the lanes of some devices stand for all,
 the same interval of a lane are joined, one kind after the other: no lane's span or busy time changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What single changes do to an answer, each answered again: tried on candidates, or of a second study."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

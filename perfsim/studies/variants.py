@@ -1,7 +1,5 @@
 """What a sweep says: how machines scale and match one another, what variants change, and the verdict."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

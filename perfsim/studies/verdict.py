@@ -1,7 +1,5 @@
 """What a study decides, in words: one sentence, and at most four lines on what stands behind it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple

@@ -3,8 +3,6 @@
 The author of a strategy calls `check_strategy(MyStrategy())` in a test.
 """
 
-from __future__ import annotations
-
 from perfsim.testing.conformance import PROMISES, BrokenPromise, Case, cases_for, check_strategy
 
 __all__ = ["PROMISES", "BrokenPromise", "Case", "cases_for", "check_strategy"]

@@ -1,7 +1,5 @@
 """Small systems, models and prices for tests, independent of the catalogue."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

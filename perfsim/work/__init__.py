@@ -1,7 +1,5 @@
 """The task graph, the interface between all parts: strategies write it, the others only read it."""
 
-from __future__ import annotations
-
 from perfsim.work.builder import GraphBuilder as GraphBuilder
 from perfsim.work.builder import Slots as Slots
 from perfsim.work.builder import Template as Template

@@ -5,8 +5,6 @@ one pipeline stage), with ports for its external inputs; `GraphBuilder.stamp` wr
 micro-batches at once with NumPy. Both give the same columns.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise, zip_longest

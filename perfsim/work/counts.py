@@ -1,7 +1,5 @@
 """Counts of a model: parameters, FLOPs of a step, activations of a layer; each cites its equation."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Heads keep their width, the MLP and experts their ratio to the model's width; vo
 and the number of experts stay. Width over depth is that of published models.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import lru_cache

@@ -16,8 +16,6 @@ later token and the hidden state, each through a norm, joined and projected from
 model's LM head and loss once more. Embedding and head share the weights of the model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

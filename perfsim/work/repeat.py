@@ -1,7 +1,5 @@
 """A graph of many micro-batches from two of fewer, where what further ones add is the same each time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple

@@ -5,8 +5,6 @@ which ranks divide it: columns or rows of matrices over tensor peers [1909.08053
 Whoever divides no axis of a tensor holds it whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 

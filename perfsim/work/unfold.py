@@ -11,8 +11,6 @@ stream, and the next tasks there wait for it. Tasks on shared streams (MemoryX, 
 from every class, and every class reads from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """What weight streaming holds, and where: on the device that computes, in MemoryX, on activation servers."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Mapping

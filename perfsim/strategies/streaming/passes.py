@@ -6,8 +6,6 @@ updates each block as soon as its gradient is complete. Besides the streams of `
 the input, `csK/samples`, and for flash and spilling `memoryx/flash-read`, `-write`, `csK/spill`, `csK/fetch`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

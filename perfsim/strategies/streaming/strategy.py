@@ -7,8 +7,6 @@ wait for that update. Every system gets the same weights and its own slice of th
 folded to one system.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial

@@ -6,8 +6,6 @@ all-to-all [2309.14509] nothing is hidden: heads are exchanged against positions
 and back after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -3,8 +3,6 @@
 A job's layers are first mapped to the ranks of the layout, as virtual stages and replicas.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace

@@ -13,8 +13,6 @@ Ranks that share an expert (expert tensor parallelism) gather one another's rows
 what it makes of them. Compute waits while rows travel, but for shared experts, which need none of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache

@@ -13,8 +13,6 @@ Where communication overlaps products, a reduce-scatter runs next to the product
 all-gather next to the product that reads it. What the product hides is a matter of prices (`costs/gpu.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache

@@ -1,7 +1,5 @@
 """The rules of legal layouts: each refusal as data, with the nearest layouts that keep the rule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain

@@ -14,8 +14,6 @@ It rewrites the graph of a plan without offload:
 Copies have a stream for each direction, and the CPU has one for the rank's updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -5,8 +5,6 @@ same with gradients. The embedding is on the first virtual stage, LM head and lo
 schedule splits the backward, weight gradients are a third pass that uses tensors saved by the second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -7,8 +7,6 @@ tensor and context groups divide them. So works are written in components, each 
 agree in what it depends on, and summed by their role: forward, backward, recompute, send, reduce, ...
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

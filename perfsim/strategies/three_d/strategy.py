@@ -5,8 +5,6 @@ replica for each pipeline rank (`work.unfold`). The plain strategies `data`, `te
 `zero3` are this strategy with some degrees fixed at 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
