@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import linear_regression
+from typing import Annotated
 
 import numpy as np
 
 from perfsim.base.errors import InputError, PlanError
+from perfsim.base.spec import Spec
+from perfsim.base.units import number
 
 REACH = 1.5
 """assumed: how far beyond its runs, in parameters and tokens, a law may be used."""
@@ -24,32 +27,34 @@ SIZES = np.geomspace(1e7, 1e13, 4801)
 """Parameters among which the size of least compute is looked for."""
 RAY = 20.0
 """Tokens a parameter of Cerebras-GPT and of compute-optimal training."""
+Ends = tuple[Annotated[float, *number(1, 1e18)], Annotated[float, *number(1, 1e18)]]
+"""The least and the largest of some values."""
+Exponent = Annotated[float, *number(1e-3, 10)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossLaw:
-    """L(N, D) = (irreducible + a / N^alpha + b / (N^gamma D^beta))^power, with the runs of its fit."""
+class LossLaw(Spec):
+    """L(N, D) = (irreducible + a / N^alpha + b / (N^gamma D^beta))^power in nats per token, with its runs."""
 
-    name: str
-    source: str
+    name: str = "own"
+    source: str = "the user's own runs"
     corpus: str
-    params: tuple[float, float]
+    params: Ends
     """Smallest and largest model of its runs."""
-    tokens: tuple[float, float]
+    tokens: Ends
     """Fewest and most training tokens of its runs."""
-    error: float = SEED_ERROR
+    error: Annotated[float, *number(1e-6, 10)] = SEED_ERROR
     """Half-width of the 90 % band of a loss inside its runs, in nats."""
     counts_embeddings: bool = True
     """Whether N includes the embedding."""
-    irreducible: float
-    a: float
-    alpha: float
-    b: float
-    beta: float
-    # Hoffmann et al. (arXiv 2203.15556) have these defaults.
-    gamma: float = 0.0
-    power: float = 1.0
-    ratio: float | None = None
+    irreducible: Annotated[float, *number(0, 1e3)]
+    a: Annotated[float, *number(0, 1e12)]
+    alpha: Exponent
+    b: Annotated[float, *number(1e-6, 1e18)]
+    beta: Exponent
+    gamma: Annotated[float, *number(0, 10)] = 0.0
+    """0 as Hoffmann et al. (arXiv 2203.15556) have it, and a power of 1."""
+    power: Exponent = 1.0
+    ratio: Annotated[float, *number(1e-6, 1e9)] | None = None
     """Tokens a parameter of all its runs, which do not tell what each of the two does; others are outside."""
 
     @classmethod
@@ -73,7 +78,7 @@ class LossLaw:
         # The error is the seed's, or 1.645 times the runs' root mean square residual in nats.
         squares = [(law.loss(params, tokens) - loss) ** 2 for params, tokens, loss in runs]
         error = max(SEED_ERROR, 1.645 * math.sqrt(sum(squares) / len(squares)))
-        return replace(law, error=error)
+        return law.model_copy(update={"error": error})
 
     def _rest(self, params: float) -> float:
         """What no number of tokens removes."""
@@ -188,8 +193,7 @@ BESIROGLU = LossLaw(
     b=2085.43,
     beta=0.3658,
 )
-HOFFMANN = replace(
-    BESIROGLU,
+HOFFMANN = BESIROGLU.with_(
     name="hoffmann",
     source="Hoffmann et al. 2022, arXiv 2203.15556, with the exponents as in its source text",
     irreducible=1.6934,

@@ -27,7 +27,7 @@ from perfsim.base.spec import PROSE, CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number, refusal
 from perfsim.convergence.critical_batch import LAWS
-from perfsim.convergence.laws import DEFAULT_LOSS_LAW, LOSS_LAWS, SEED_ERROR, LossLaw
+from perfsim.convergence.laws import DEFAULT_LOSS_LAW, LOSS_LAWS, LossLaw
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
@@ -181,32 +181,6 @@ def _named(kind: str, known: Iterable[str]) -> AfterValidator:
 
 LossLawName = Annotated[str, _named("loss law", LOSS_LAWS)]
 
-Count = Annotated[float, *number(1, 1e18)]
-Ends = tuple[Count, Count]
-"""The least and the largest of some values."""
-
-
-class OwnLossLaw(Spec):
-    """A loss law of the user's own runs, L = irreducible + a / N^alpha + b / D^beta in nats per token."""
-
-    irreducible: Annotated[float, *number(0, 1e3)]
-    a: Annotated[float, *number(1e-6, 1e12)]
-    alpha: Annotated[float, *number(1e-3, 10)]
-    b: Annotated[float, *number(1e-6, 1e12)]
-    beta: Annotated[float, *number(1e-3, 10)]
-    corpus: str
-    params: Ends
-    """Smallest and largest model of the runs."""
-    tokens: Ends
-    """Fewest and most training tokens of the runs."""
-    error: Annotated[float, *number(1e-6, 10)] = SEED_ERROR
-    """Half-width of the 90 % band of a loss inside the runs, in nats."""
-    source: str = "the user's own runs"
-
-    @property
-    def law(self) -> LossLaw:
-        return LossLaw(name="own", **self.model_dump())
-
 
 class RampSpec(Spec):
     """A first part of a run at a smaller batch."""
@@ -229,7 +203,7 @@ class ConvergenceSpec(Spec):
     fit: ConvergenceCalibration | None = None
     """For law `fitted`: the result of `perfsim calibrate convergence`; its E_min is the target of a recipe
     without one."""
-    loss_law: LossLawName | OwnLossLaw = DEFAULT_LOSS_LAW
+    loss_law: LossLawName | LossLaw = DEFAULT_LOSS_LAW
     """The law that turns `target_loss` into tokens, by name or by coefficients."""
     ramp: Annotated[tuple[RampSpec, ...], Field(max_length=MOST_CHOICES)] = ()
     """Parts of the run before the full batch, in order; the rest runs at the full batch."""
@@ -238,7 +212,7 @@ class ConvergenceSpec(Spec):
 
     @property
     def of_loss(self) -> LossLaw:
-        return LOSS_LAWS[self.loss_law] if isinstance(self.loss_law, str) else self.loss_law.law
+        return LOSS_LAWS[self.loss_law] if isinstance(self.loss_law, str) else self.loss_law
 
     @model_validator(mode="after")
     def _agrees(self) -> ConvergenceSpec:
