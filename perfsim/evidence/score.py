@@ -29,6 +29,7 @@ from perfsim.evidence.fitting import weighted_quantile
 from perfsim.evidence.production import ScalingFile
 from perfsim.evidence.step_fit import GpuRun, wafer_step_s
 from perfsim.prediction.bands import Accuracy, Traits, left_out_of, recorded_errors
+from perfsim.prediction.question import Question
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 
@@ -106,6 +107,7 @@ class Scored:
     """Predicted step time; None where it failed."""
     asked_s: float | None = None
     """Predicted step time with the runtime that users get who name none; None where it failed."""
+    asked_band: CaseBand | None = None
     failure: str = ""
     band: CaseBand | None = None
     hidden_communication: float | None = None
@@ -238,7 +240,7 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
     known = [run for run in runs if run.counts and run.ideal_s is not None]
     efficiency = Scored.one_constant(known)
     baseline = [replace(run, predicted_s=(run.ideal_s or 0.0) / efficiency) for run in known]
-    asked = [replace(run, predicted_s=run.asked_s) for run in runs]
+    asked = [replace(run, predicted_s=run.asked_s, band=run.asked_band) for run in runs]
     by_family = listed((run.family, run) for run in runs)
     # Errors of the predicted peak memory of the fullest device, over runs that print theirs.
     peaks = _figures(
@@ -255,7 +257,7 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
         ],
         "summary": _with_bands(runs),
         "summary_predicted": Scored.scores(run for run in runs if run.predicted_s is not None),
-        "summary_asked": Scored.scores(asked),
+        "summary_asked": _with_bands(asked),
         "classes": Scored.of_classes(runs),
         "baseline": Scored.scores(baseline) | ({"efficiency": efficiency} if known else {}),
         "memory": {_OF_MEMORY.get(name, name): value for name, value in peaks.items()},
@@ -268,7 +270,9 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
             }
             for family, members in by_family.items()
         },
-        "families_asked": Scored.of_families(asked),
+        "families_asked": {
+            family: _with_bands(alike) for family, alike in listed((run.family, run) for run in asked).items()
+        },
         "families_baseline": Scored.of_families(baseline),
         "families_traits": {
             family: Traits.together(alike)
@@ -305,15 +309,23 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
         raise
     except PerfsimError as error:
         return replace(run, failure=str(error))
-    asked_s = attempt(lambda: PlacedCase.of(case, case.as_asked(question)).evaluation.step_time_s)
+    asked = attempt(lambda: _as_asked(case, question))
+    asked_s, asked_band = (None, None) if isinstance(asked, PerfsimError) else asked
     return replace(
         run,
         predicted_s=evaluation.step_time_s,
-        asked_s=None if isinstance(asked_s, PerfsimError) else asked_s,
+        asked_s=asked_s,
+        asked_band=asked_band,
         band=CaseBand.of(placed),
         hidden_communication=evaluation.trace.hidden_share,
         peak_gib=evaluation.plan.peak_memory_bytes / GIB if case.measured.peak_memory_gib else None,
     )
+
+
+def _as_asked(case: StepCase, question: Question) -> tuple[float, CaseBand | None]:
+    """The step time and the band that users get who name no software."""
+    placed = PlacedCase.of(case, case.as_asked(question))
+    return placed.evaluation.step_time_s, CaseBand.of(placed)
 
 
 def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:

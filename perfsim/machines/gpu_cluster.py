@@ -349,6 +349,14 @@ A100 with those of the H100 is 0.30.
 """
 
 
+UNNAMED = 0.22
+"""Error in log time of steps whose software nobody named.
+
+With it 91 % of 319 public runs lie in the ranges that users get who say nothing of their software
+(`validate`, "as asked, in band"); without it 68 % do.
+"""
+
+
 def _uneven_stages(plan: Plan[Any, Any]) -> str:
     """The remedy where stages wait longer for the fullest of them than for their first micro-batch."""
     division = Division.of(plan.job, plan.layout)
@@ -409,8 +417,17 @@ class GpuCluster(Machine):
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
         return [calibration for calibration in (*links, recipe.runtime.framework) if calibration is not None]
 
-    def unknowns(self, system: GpuClusterSpec, _job: Job, _num_devices: int, /) -> Iterator[Unknown]:
-        """The constants of another chip; `chip` names a device that has the same chip with another memory."""
+    def unknowns(self, system: GpuClusterSpec, job: Job, _num_devices: int, /) -> Iterator[Unknown]:
+        """Software that nobody named, and the constants of another chip.
+
+        `chip` of a device names one that has the same chip with another memory.
+        """
+        if job.runtime.by_rule:
+            words = (
+                "no runtime is named, and published runs on other software took up to "
+                f"{100 * math.expm1(UNNAMED):.0f} % more or less; the range allows for it (--runtime NAME)"
+            )
+            yield Unknown("runtime-unnamed", UNNAMED, words, shared=True)
         device = system.device
         calibration = device.calibration
         if calibration is None or not is_borrowed(device.name, device.assumed, calibration, "device"):

@@ -339,14 +339,19 @@ class Accuracy:
     """The part of it that remains in the ratio of two runs of one machine."""
 
     @classmethod
-    def of(cls, plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
+    def of(
+        cls, plan: Plan, share: float = 0.0, *, without: str = "", measured: Sequence[float] = ()
+    ) -> Accuracy:
         """The errors of the family of published runs most like a plan, and the plan's band.
 
         `share` of its step hides communication (`Trace.hidden_share`; 0 where the plan was not simulated).
-        `without` names a group of runs of which the answer knows nothing.
+        `without` names a group of runs of which the answer knows nothing. `measured` are the residuals, as
+        fractions, of steps measured on the user's own machine: they show what all its runs have alike.
         """
         unknowns = [*unknowns_of(plan), *Hidden.of(plan, share, without=without).unknown()]
-        return cls.nearest(plan.system.kind, Traits.of(plan), without, unknowns)
+        apart = [unknown for unknown in unknowns if not (measured and unknown.shared)]
+        published = cls.nearest(plan.system.kind, Traits.of(plan), without, apart)
+        return published.among(measured) if measured else published
 
     @classmethod
     def nearest(

@@ -96,6 +96,7 @@ CODES: Mapping[str, tuple[Severity | float | None, Concern]] = {
     "memory-tight": ("info", "memory"),
     "batch-indivisible": ("warning", "question"),
     "batch-default": ("info", "question"),
+    "runtime-unnamed": ("info", "step"),
     "layout-defaults": ("info", "question"),
 }
 """All codes; of equal severity the earlier one is worse. A number is the factor outside the published runs
@@ -113,7 +114,7 @@ FEW_RUNS = 8
 """assumed: with fewer published runs their errors say little of the next one."""
 LIKE_SIZE = 1.5
 """A model counts as outside the sizes of the published runs beyond this factor."""
-_OF_THE_JOB = ("experts-outside", "sequence-outside", "shape-outside")
+_OF_THE_JOB = ("experts-outside", "sequence-outside", "shape-outside", "runtime-unnamed")
 """Codes of what a machine says of a job."""
 _ALLOWED = ("calibration-borrowed", "release-borrowed", "devices-outside")
 """Codes after whose text the machine says how its band allows for them."""
@@ -125,7 +126,9 @@ def caveats_of(
     """The caveats of a step and `more`, worst first; `allowed_share` of a device's memory may be used."""
     plan = evaluation.plan
     runs = Reached.like(plan)
-    said = {unknown.code: unknown.words for unknown in unknowns_of(plan)}
+    # The user's own steps show what all runs of their machine have alike.
+    own = evaluation.cluster is not None
+    said = {unknown.code: unknown.words for unknown in unknowns_of(plan) if not (own and unknown.shared)}
     caveats = [Caveat.of(code, words) for code, words in said.items() if code in _OF_THE_JOB]
     for caveat in (
         *_measured(plan),

@@ -477,6 +477,7 @@ def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
     usually = partial(usual_stack, device, precision, fused=fused, recent=recent)
     framework = usually(sharded=sharded).framework
     usual: Runtime = default_catalog().load("runtime", RUNTIMES[framework])
+    usual = usual.model_copy(update={"by_rule": True})
     # A given layout of ZeRO 2 or 3 may get another runtime, and is no plan of this one then.
     apart = not sharded and framework != usually(sharded=True).framework
     if question.runs_on or question.as_of or not apart:

@@ -232,9 +232,8 @@ class Evaluation:
     @cached_property
     def accuracy(self) -> Accuracy:
         """The errors on the published runs most like the plan, and the 90 % band of the step time."""
-        published = Accuracy.of(self.plan, self.trace.hidden_share)
-        own = self.cluster and [case.residual for case in self.cluster.cases]
-        return published.among(own) if own else published
+        own = [] if self.cluster is None else [case.residual for case in self.cluster.cases]
+        return Accuracy.of(self.plan, self.trace.hidden_share, measured=own)
 
     @property
     def band_s(self) -> tuple[float, float]:

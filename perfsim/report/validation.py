@@ -90,6 +90,7 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
             "interval score": (text.NUMBER, "score.interval_score"),
             "as asked": (text.SHARE, "as asked.median_ape"),
             "as asked, mean": (text.SHARE, "as asked.mape"),
+            "as asked, in band": (text.SHARE, "as asked.band_coverage"),
             "left out": (text.SHARE, "left out.median_ape"),
             "left out, mean": (text.SHARE, "left out.mape"),
             "baseline": (text.SHARE, "baseline.median_ape"),
@@ -98,8 +99,8 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
         "measured time lies in its 90 % band, which comes from constants and errors without the run's family "
         "(of a wafer: without its model). Half-width: the mean of the bands, in log time; interval "
         "score: the mean of twice that, and 20 times what lies outside; less is better. As asked: median and "
-        "mean error where only model, machine, sequence, precision and layout are given, and the default "
-        "runtime runs them. "
+        "mean error, and the share in the wider bands, where only model, machine, sequence, precision and "
+        "layout are given, and the default runtime runs them. "
         "Left out: median and mean error with constants that were fitted without the family (of a wafer: "
         "without the model). Baseline: the median of one efficiency for all runs.",
     )

@@ -64,6 +64,8 @@ class Runtime(DatedSpec):
     """The tool that runs its plans; any: none needs to; None: the framework's."""
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] | None = None
     """ZeRO stages of the layouts that are planned with it; None: all that its tool runs."""
+    by_rule: bool = False
+    """Whether it was chosen because nobody named one: ranges of its steps allow for other software."""
     software_release: Release | None = None
     """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""
 

@@ -14,6 +14,7 @@ from perfsim.engine.trace import Trace
 from perfsim.evidence.left_out import LeavingOut, LeftOut
 from perfsim.evidence.record import record_of
 from perfsim.evidence.score import Scored
+from perfsim.machines.gpu_cluster import UNNAMED
 from perfsim.prediction import bands
 from perfsim.prediction.bands import Accuracy, BandWidths, Hidden, Reached, Traits, alone
 from perfsim.prediction.run import Evaluation
@@ -321,3 +322,26 @@ def test_a_plan_is_compared_with_the_runs_that_are_most_like_it(
     above = Reached.best_below(plan, mfu)
     assert (above is not None) == bool(words)
     assert above is None or above[1].startswith(words)
+
+
+def test_a_range_allows_for_other_software_where_nobody_names_the_runtime() -> None:
+    asked = {"model": "llama31_8b", "system": "dgx-h100", "devices": 64, "layout": "tp=2,zero=1,mbs=1"}
+    by_rule = ps.predict(**asked)
+    named = ps.predict(**asked, runtime="megatron_core")
+    assert by_rule.step_time_s == named.step_time_s
+    widths = [math.log1p(run.run.accuracy.step_time_error) for run in (by_rule, named)]
+    assert widths[0] == pytest.approx(math.hypot(widths[1], UNNAMED))
+    # Two layouts of one machine have the same software.
+    assert by_rule.run.accuracy.unshared_error == named.run.accuracy.unshared_error
+    codes = [{caveat.code for caveat in run.caveats} for run in (by_rule, named)]
+    assert codes[0] - codes[1] == {"runtime-unnamed"}
+    changed = ps.predict(**asked, **{"runtime.grad_bucket": "25 MB"})
+    assert "runtime-unnamed" in {caveat.code for caveat in changed.caveats}
+
+
+def test_steps_of_the_users_own_show_the_software_that_nobody_named() -> None:
+    plan = ps.predict(model="llama31_8b", system="dgx-h100", devices=64, layout="tp=2,zero=1,mbs=1").run.plan
+    named = replace(plan, job=replace(plan.job, recipe=plan.job.recipe.with_(**{"runtime.by_rule": False})))
+    own = [0.01, -0.01, 0.0]
+    assert Accuracy.of(plan, measured=own) == Accuracy.of(named, measured=own)
+    assert Accuracy.of(plan).step_time_error > Accuracy.of(named).step_time_error

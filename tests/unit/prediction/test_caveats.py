@@ -133,6 +133,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "batch-indivisible": lambda: ps.predict(
         model="gpt3_xl", system="dgx-a100-80gb", devices=24, batch=125, recipe="gpt3_pretraining"
     ),
+    "runtime-unnamed": gpus,
     "layout-defaults": gpus,
 }
 """For each code a question whose answer has it."""
@@ -200,7 +201,7 @@ def in_precision(system: str, precision: str) -> ps.Prediction:
 @pytest.mark.parametrize(
     ("prediction", "given"),
     [
-        (lambda: gpus("tp=2,dp=4,mbs=1,sp=true,zero=1,recompute=selective"), {}),
+        (lambda: gpus("tp=2,dp=4,mbs=1,sp=true,zero=1,recompute=selective", runtime="megatron_2021"), {}),
         (lambda: alone("dgx-a100-40gb"), {"calibration-borrowed": "", "release-borrowed": ""}),
         (lambda: alone("dgx-h100"), {"calibration-borrowed": "", "release-borrowed": ""}),
         (lambda: alone("cs-2"), {"calibration-borrowed": "", "release-borrowed": ""}),
@@ -220,7 +221,7 @@ def in_precision(system: str, precision: str) -> ps.Prediction:
         (lambda: filled(0.91), {"memory-tight": "info", "memory-above-limit": ""}),
         (lambda: filled(0.935), {"memory-tight": "info", "memory-above-limit": ""}),
         (lambda: filled(0.95), {"memory-tight": "", "memory-above-limit": "serious"}),
-        (lambda: scaled(0.01, -0.01), {"cluster-scaled": "info"}),
+        (lambda: scaled(0.01, -0.01), {"cluster-scaled": "info", "runtime-unnamed": ""}),
         (lambda: scaled(0.2, -0.2), {"cluster-scaled": "warning"}),
     ],
 )
