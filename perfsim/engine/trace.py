@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,7 +17,8 @@ from perfsim.work import TaskGraph
 from perfsim.work.graph import computes, owners_of
 
 
-class Simulated(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Simulated:
     """What a simulation consisted of."""
 
     events: int
@@ -84,7 +85,7 @@ class Trace:
             return self
         simulated = self.simulated
         if simulated is not None:
-            simulated = simulated._replace(contended_s=simulated.contended_s * factor)
+            simulated = replace(simulated, contended_s=simulated.contended_s * factor)
         return Trace(self.graph, self.start_s * factor, self.end_s * factor, simulated)
 
     def device_breakdowns(self) -> dict[str, dict[str, float]]:

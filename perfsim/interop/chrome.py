@@ -11,7 +11,7 @@ import gzip
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -220,8 +220,7 @@ class StepTrace:
                 return ExecutionTrace.write(self.run, file)[0]
             encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
             body = ",\n".join(map(encode, _Events(self.run, self.links, self.shares)))
-            simulated = self.run.simulated
-            about = encode({"simulated": None if simulated is None else simulated._asdict()})
+            about = encode({"simulated": self.run.simulated and asdict(self.run.simulated)})
             data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()
             if file.suffix == ".gz":
                 data = gzip.compress(data, compresslevel=5, mtime=0)

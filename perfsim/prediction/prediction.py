@@ -6,12 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from perfsim.base.errors import PerfsimError
 from perfsim.costs.memory import MemoryUse
@@ -142,19 +143,9 @@ class Prediction:
 
     def step_document(self) -> Document:
         """The part of the document that runs, candidates of studies and points of sweeps have."""
-        return {
-            **{name: getattr(self, name) for name in _PLAIN},
-            "layout": dict(self.layout),
-            "step_breakdown_s": dict(self.breakdown_s),
-            "why": asdict(self.why),
-            "utilisation": {kind: asdict(use) for kind, use in self.utilisation.items()},
-            "simulated": self.simulated and self.simulated._asdict(),
-            "training": self.training and asdict(self.training),
-            "caveats": [asdict(caveat) for caveat in self.caveats],
-            "ranks": [asdict(ranked) for ranked in self.ranks],
-            "cluster_calibration": self.cluster_calibration and asdict(self.cluster_calibration),
-            "perturbed": self.perturbed and asdict(self.perturbed),
-        }
+        values = {name: getattr(self, name) for name in _OF_A_STEP}
+        document: Document = to_jsonable_python(values | {"step_breakdown_s": self.breakdown_s})
+        return document
 
     def document(self) -> Document:
         """The answer as `perfsim run --json` prints it."""
@@ -245,12 +236,12 @@ def _reader(answer: type[Prediction], name: str) -> TypeAdapter[Any]:
     return TypeAdapter(get_type_hints(answer)[name])
 
 
-_PLAIN = tuple(
+_OF_A_STEP = tuple(
     known.name
     for known in fields(Prediction)
-    if known.type in ("str", "int", "float") and known.name != "model"
+    if known.name not in ("model", "breakdown_s", "memory", "notes", "evaluation")
 )
-"""Fields of `Prediction` that are written as they are."""
+"""Fields of `Prediction` that all its documents have."""
 _OF_THE_RUN = (
     *("step_time_s", "tokens_per_s", "mfu", "hfu", "bubble_fraction", "exposed_communication_fraction"),
     *("perturbed", "training", "ranks"),
