@@ -23,10 +23,15 @@ class Uncertain:
     """An input of at least 0 with its 90 % range; normal in the log, each side with its own width."""
 
     name: str
+    """The input."""
     low: float
+    """Lower end of its 90 % range."""
     typical: float
+    """Its value."""
     high: float
-    unit: str = ""
+    """Upper end of its 90 % range."""
+    unit: str
+    """Unit of the three."""
 
     def at(self, place: Values) -> Floats:
         """The values so many standard deviations from the typical one."""

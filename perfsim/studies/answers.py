@@ -20,6 +20,7 @@ from perfsim.base.errors import InputError, LimitError
 from perfsim.base.groups import listed
 from perfsim.base.text import did_you_mean
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
+from perfsim.convergence.uncertain import Uncertain
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import CODES, Caveat
@@ -362,19 +363,9 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Lever:
+class Lever(Uncertain):
     """An input, the ratio of times (or of money) over its 90 % range, and where the order of two flips."""
 
-    name: str
-    """The input."""
-    low: float
-    """Lower end of its 90 % range."""
-    typical: float
-    """Its value."""
-    high: float
-    """Upper end of its 90 % range."""
-    unit: str
-    """Unit of the three."""
     ratio_at_low: float
     """The ratio with the input at its lower end."""
     ratio_at_high: float

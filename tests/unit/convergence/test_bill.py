@@ -80,7 +80,7 @@ def test_a_step_that_waits_takes_idle_power_for_that_share(
 
 @pytest.mark.parametrize("ends", [(0.5, 1.0, 4.0), (0.0, 10.0, 30.0), (2.0, 2.0, 2.0)])
 def test_ends_and_middle_are_met_and_drawn(ends: tuple[float, float, float]) -> None:
-    entry = Uncertain("x", *ends)
+    entry = Uncertain("x", *ends, "")
     assert entry.at(np.array([-Z_90, 0.0, Z_90])) == pytest.approx(ends)
     assert entry.at(-9.0) >= 0.0
     low, high = interval(entry.at(Draws(seed=1, count=20_000)("x")))
@@ -92,7 +92,7 @@ def test_equal_names_are_the_same_draws_and_others_independent_and_combine_in_qu
     assert np.array_equal(draws("a"), Draws(seed=0, count=20_000)("a"))
     assert abs(np.corrcoef(draws("a"), draws("b"))[0, 1]) < 0.03
     assert not np.array_equal(draws("a"), Draws(seed=6, count=20_000)("a"))
-    factors = (Uncertain("a", 1 / 1.3, 1.0, 1.3), Uncertain("b", 1 / 1.5, 1.0, 1.5))
+    factors = (Uncertain("a", 1 / 1.3, 1.0, 1.3, ""), Uncertain("b", 1 / 1.5, 1.0, 1.5, ""))
     product = math.prod(factor.at(draws(factor.name)) for factor in factors)
     width = math.exp(math.hypot(math.log(1.3), math.log(1.5)))
     assert interval(product) == pytest.approx((1 / width, width), rel=0.01)
