@@ -1,7 +1,7 @@
 """What machines and electricity cost, and what electricity emits: `Prices`, in a study or a file."""
 
 from collections.abc import Iterable
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -92,7 +92,7 @@ class Prices(CatalogSpec):
         return {name: UnknownNameError("system", name, known).problems[0] for name in wrong}
 
 
-def ends(amount: Number | Range[float] | None) -> tuple[float, float, float]:
+def ends(amount: float | Range[Any] | None) -> tuple[float, float, float]:
     """Low, typical and high; 0 where nothing is given."""
     if isinstance(amount, Range):
         return amount.low, amount.typical, amount.high

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def test_both_engines_give_the_same_bits_with_ties_flows_and_loads(
         with limited(Limits(engine=engine)):
             runs.append(simulate(graph, durations, taken, SCARCE, beside))
     assert same_bits(*runs)
-    counts = [run.simulated._replace(engine="") for run in runs if run.simulated is not None]
+    counts = [replace(run.simulated, engine="") for run in runs if run.simulated is not None]
     assert counts[0] == counts[1]
     assert np.array_equal(runs[0].waited_for, runs[1].waited_for)
 

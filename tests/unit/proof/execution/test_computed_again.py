@@ -34,9 +34,9 @@ def test_a_schedule_that_forgets_what_it_has_to_compute_again_is_wrong(
     assert toy_subject(layout).faults() == []
     right = Attention.forward
 
-    def forgetful(half: Attention, template: Any, which: Any, reads: Any, block: int) -> Made:
+    def forgetful(half: Attention, at: Any, which: Any, reads: Any) -> Made:
         saved = reads[0]
-        return Made(saved, saved) if which == "recompute" else right(half, template, which, reads, block)
+        return Made(saved, saved) if which == "recompute" else right(half, at, which, reads)
 
     monkeypatch.setattr(Attention, "forward", forgetful)
     assert toy_subject(layout).faults()
