@@ -151,8 +151,9 @@ class LinkUse:
     def by_kind(cls, trace: Trace, placed: Placed) -> dict[str, LinkUse]:
         """Use of each kind of link that a step's communication crosses, from the trace of a placed graph."""
         # A communication is spread evenly over its duration, contention included. Bytes are those on the
-        # wire: what a ring sends, not the message. Communications priced apart, such as updates and streams
-        # in the memory of one weight server, may together exceed a capacity: a peak above 1 says so.
+        # wire: what a ring sends, not the message. An exchange that a product hides lasts only as long as it
+        # is exposed, and carries no more than its link does. Communications priced apart, such as updates and
+        # streams in the memory of one weight server, may together exceed a capacity: a peak above 1 says so.
         graph = trace.graph
         network = placed.network
         loads = network.by_work(graph.works, placed.peers.astype(np.int64), limiting=False)
@@ -178,7 +179,7 @@ class LinkUse:
             of_work = np.zeros(len(graph.works))
             of_work[row[column == link]] = n_bytes[column == link]
             tasks = np.flatnonzero((of_work[graph.work] > 0) & (lasting_s > 0))
-            carried = of_work[graph.work[tasks]] / lasting_s[tasks]
+            carried = np.minimum(of_work[graph.work[tasks]] / lasting_s[tasks], rate[link])
             when = np.concatenate([trace.end_s[tasks], trace.start_s[tasks]])
             order = np.argsort(when, kind="stable")  # at one instant communications end before others start
             total = np.cumsum(np.concatenate([-carried, carried])[order])

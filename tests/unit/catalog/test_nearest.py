@@ -97,3 +97,9 @@ def test_figures_from_memory_are_said() -> None:
 def test_memory_in_bits_is_refused_with_the_likely_meaning(tmp_path: Path, written: str, meant: str) -> None:
     with pytest.raises(CatalogError, match=f"'{written}' counts bits(.|\n)*did you mean '{meant}'"):
         described(tmp_path, "bf16: 1 PFLOP/s", written)
+
+
+def test_the_part_of_a_chip_with_more_power_is_no_slower() -> None:
+    asked = {"model": "llama3_8b", "devices": 8, "batch": 64, "layout": "dp=8,mbs=2,zero=1"}
+    steps_s = [ps.predict(system=f"mi35{part}x-288gb", **asked).step_time_s for part in (0, 5)]
+    assert steps_s[0] > steps_s[1]

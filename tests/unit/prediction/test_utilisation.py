@@ -127,3 +127,10 @@ def test_zeros_of_weights_are_needed_as_little_on_gpus_as_on_wafers() -> None:
         needed.append(zeros.model_flop / dense.model_flop)
     assert needed[0] == pytest.approx(needed[1], rel=1e-6)
     assert 0.25 < needed[0] < 0.5
+
+
+def test_an_exchange_that_a_product_hides_fills_its_link_and_no_more() -> None:
+    hidden = ps.predict(
+        model="llama3_8b", system="dgx-h100", devices=8, batch=64, layout="tp=2,sp=true,zero=1,mbs=2"
+    )
+    assert hidden.utilisation["scale_up"].peak == 1.0
