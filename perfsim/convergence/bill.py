@@ -1,7 +1,7 @@
 """What a run takes besides time: device-hours, energy, carbon and money.
 
     device-hours = devices x wall
-    energy       = units x (idle + (power - idle) x busy) x wall x PUE    (units: nodes, or systems)
+    energy       = units x (idle + (power - idle) x busy) x wall x PUE    (units: filled nodes, or systems)
     carbon       = energy x intensity
     money        = device-hours x price                  (rented: the price includes electricity)
                  = devices x purchase x wall / (life x utilisation) + energy x tariff         (bought)
@@ -40,8 +40,8 @@ class Rates:
 
     system: SystemSpec
     devices: int
-    units: int
-    """Nodes, or wafer-scale systems with their share of servers."""
+    units: float
+    """Nodes, a part of one in proportion, or wafer-scale systems with their share of servers."""
     prices: Prices
     busy: float = 1.0
     """Share of a step in which devices compute, neither in a bubble nor in exposed communication."""

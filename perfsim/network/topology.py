@@ -186,8 +186,13 @@ class Topology(ABC):
         self.num_devices = num_devices
 
     @property
+    def filled_nodes(self) -> float:
+        """Nodes that the devices fill, which draw their power; a part of one counts in proportion."""
+        return self.num_devices / self.devices_per_node
+
+    @property
     def num_nodes(self) -> int:
-        """Nodes, or wafer-scale systems: what fails, and draws power, as a whole."""
+        """Nodes, or wafer-scale systems: what fails as a whole."""
         return -(-self.num_devices // self.devices_per_node)
 
     @abstractmethod

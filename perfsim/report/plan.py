@@ -118,7 +118,7 @@ def _head(planned: Planned) -> Iterator[str]:
         "fullest device."
     )
     if planned.question.power_cap and (power := planned.question.system.power):
-        nodes = planned.question.topology.num_nodes
+        nodes = planned.question.topology.filled_nodes
         drawn, least, most = (text.si(nodes * own, "W") for own in (power.typical, power.low, power.high))
         yield f"All nodes draw {drawn} in training ({least} to {most}), cooling left out."
     if others and others[0].ratio < NEAR:

@@ -215,7 +215,8 @@ def option_of(point: PointResult, plan: str = "", draws: int = 0) -> Option:
     training = point.healthy_run(row.time)
     prices = study.prices_of(point.candidate)
     busy = max(0.0, 1.0 - (row.bubble_fraction + row.exposed_communication_fraction))
-    rates = Rates(system=system, devices=question.devices, units=training.num_nodes, prices=prices, busy=busy)
+    filled = question.topology.filled_nodes
+    rates = Rates(system=system, devices=question.devices, units=filled, prices=prices, busy=busy)
     return Option(
         label=row.label,
         system=system.name,

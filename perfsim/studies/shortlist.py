@@ -314,9 +314,11 @@ def _keep_to(cap_w: float, question: Question) -> None:
     system = question.system
     if system.power is None:
         raise InputError(f"power_cap: the power of {system.name} is not known")
-    drawn_w = question.topology.num_nodes * system.power.typical
+    drawn_w = question.topology.filled_nodes * system.power.typical
     if drawn_w > cap_w:
-        most = int(cap_w / system.power.typical) * question.topology.devices_per_node
+        per_node = question.topology.devices_per_node
+        fit = cap_w / system.power.typical
+        most = int(fit) * per_node or int(fit * per_node)
         cap, drawn = (format_quantity(known_w, "watts", 3) for known_w in (cap_w, drawn_w))
         fits = f"at most {system.machine(most)} fit: --devices {most}" if most else "one node draws more"
         raise PlanError([f"{question.label} draw {drawn} in training, above the power cap of {cap}", fits])

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+import perfsim as ps
 from perfsim.base.units import DAY_S
+from perfsim.catalog import Catalog
 from perfsim.convergence.bill import Rates
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
@@ -118,6 +120,20 @@ def test_production_is_shared_and_lengthens_both() -> None:
     assert wall.typical == pytest.approx(steps.typical / ratio.ratio)
     band_s = ratio.band_s(steps.typical, (steps.low, steps.high))
     assert (wall.low, wall.high) == pytest.approx(band_s, rel=0.01)
+
+
+def test_a_part_of_a_node_takes_its_part_of_the_energy() -> None:
+    study = {
+        "name": "part",
+        "model": "llama31_8b",
+        "recipe": Catalog().recipe("llm_2024").with_(tokens=1e11),
+        "candidates": [{"strategy": "3d", "system": "gb200-nvl72", "devices": count} for count in (8, 72)],
+        "batch_sizes": [144],
+    }
+    decision = ps.study(study).decision
+    assert decision is not None
+    part, whole = (known.energy_kwh.typical / known.wall_s.typical for known in decision.outcomes)
+    assert part == pytest.approx(whole * 8 / 72, rel=0.1), "but for waits"
 
 
 def test_machines_of_unlike_size_are_compared_at_the_power_the_price_and_the_time_of_the_first() -> None:

@@ -182,7 +182,10 @@ def test_a_shortlist_of_several_names_its_experiment(planned: Planned, about: As
     assert plan_layouts(about(**PAIR), shown=1).experiment is None
 
 
-@pytest.mark.parametrize(("system", "cap", "most"), [("dgx-a100-80gb", "30 kW", 48), ("cs-2", "0.06 MW", 2)])
+@pytest.mark.parametrize(
+    ("system", "cap", "most"),
+    [("dgx-a100-80gb", "30 kW", 48), ("cs-2", "0.06 MW", 2), ("gb200-nvl72", "53.4 kW", 32)],
+)
 def test_more_devices_than_the_power_cap_allows_are_refused_with_the_most_that_fit(
     about: Ask, system: str, cap: str, most: int
 ) -> None:
