@@ -476,7 +476,11 @@ def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
     fused = recent or (question.machine.has_host(question.system) and not of_2021(device))
     usually = partial(usual_stack, device, precision, fused=fused, recent=recent)
     framework = usually(sharded=sharded).framework
-    usual: Runtime = default_catalog().load("runtime", RUNTIMES[framework])
+    catalog = default_catalog()
+    # A tool that is asked for has its own runtime, where one was measured.
+    own = [name for name in RUNTIMES if catalog.framework(name).tool == question.runs_on]
+    framework = own[0] if own and framework not in own else framework
+    usual: Runtime = catalog.load("runtime", RUNTIMES[framework])
     usual = usual.model_copy(update={"by_rule": True})
     # A given layout of ZeRO 2 or 3 may get another runtime, and is no plan of this one then.
     apart = not sharded and framework != usually(sharded=True).framework

@@ -160,6 +160,26 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
     assert thin.step_time_s - wide.step_time_s == pytest.approx(3 * bytes_s, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("tool", "runtime"),
+    [
+        ("torchtitan", "torchtitan"),
+        ("maxtext", "maxtext"),
+        ("llm-foundry", "fsdp_2023"),
+        ("megatron", "megatron_core"),
+        ("deepspeed", "megatron_core"),
+    ],
+)
+def test_a_tool_that_is_asked_for_runs_at_its_own_speed_where_that_was_measured(
+    tool: str, runtime: str
+) -> None:
+    asked = {"model": "llama31_8b", "system": "dgx-h100", "devices": 64, "batch": 128, "runs_on": tool}
+    planned = question_of(asked)
+    assert planned.job.runtime.name == runtime
+    given = question_of({**asked, "layout": "dp=64,zero=3"})
+    assert given.job.runtime.name == runtime, "a layout that is planned takes as long when it is given"
+
+
 def test_the_usual_runtime_names_the_tool_that_takes_its_plans() -> None:
     question = question_of({"model": "gpt3_xl", "system": "dgx-h100", "devices": 8, "recipe": "llm_2024"})
     assert question.job.runtime.name == "megatron_core"
