@@ -479,6 +479,17 @@ RECIPE: tuple[Row, ...] = (
     Row.spelled("recipe.dropout", "hidden_dropout", {False: 0.0}),
     Row.word("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}),
     Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
+    Row.refuses(
+        "recipe.optimizer",
+        "the CPU updates the states of Adam, not of {}",
+        unless=("adam", "adamw"),
+        when=lambda c: c.layout.offload_optimizer != "none",
+    ),
+    Row.refuses(
+        "runtime.overlap_param_gather",
+        "it gathers parameters ahead only with overlap_grad_reduce",
+        when=lambda c: not c.job.runtime.overlap_grad_reduce,
+    ),
     Row.lacks("recipe.lm_head_positions", "an LM head on part of the positions"),
     tool.TF32_PRODUCTS,
     Row.lacks(

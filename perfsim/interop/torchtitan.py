@@ -77,6 +77,21 @@ def _modules(chosen: Chosen) -> list[list[str]]:
     return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output"]]
 
 
+def _async(chosen: Chosen) -> bool:
+    return bool(chosen.job.runtime.overlap_tensor and chosen.layout.tensor > 1)
+
+
+def _compiled(chosen: Chosen) -> list[str]:
+    """What is compiled: the loss where it is fused, and the model with it or for async tensor parallelism."""
+    loss = ["loss"] if chosen.job.runtime.fused_cross_entropy else []
+    return ["model", *loss] if loss or _async(chosen) else []
+
+
+def _fused_loss(settings: Settings) -> bool:
+    components = settings.raw("compile.components")
+    return settings.flag("compile.enable", "training.compile") and "loss" in (components or ["loss"])
+
+
 def _micro(settings: Settings) -> int:
     """Sequences at once: the local batch, but with a pipeline its micro-batches."""
     local = settings.integer("training.local_batch_size", "training.batch_size", default=1)
@@ -186,9 +201,11 @@ ROWS: tuple[Row, ...] = (
     Row(
         "runtime.overlap_tensor",
         "parallelism.enable_async_tensor_parallel",
-        lambda c: True if c.job.runtime.overlap_tensor and c.layout.tensor > 1 else None,
-        lambda s: s.flag("parallelism.enable_async_tensor_parallel") or None,
+        tool.only(_async),
+        lambda s: s.flag("parallelism.enable_async_tensor_parallel"),
     ),
+    Row("runtime.fused_cross_entropy", "compile.enable training.compile", tool.only(_compiled), _fused_loss),
+    Row("runtime.fused_cross_entropy", "compile.components", lambda c: _compiled(c) or None),
     Row("layout.offload_param", "training.enable_cpu_offload", lambda c: c.layout.offloads == ON_CPU or None),
     Row.optimizer("torchtitan", "optimizer.name", default="adamw"),
     Row.known("job.config_file job.print_config job.description job.dump_folder"),

@@ -34,6 +34,8 @@ KNOWN = {
     "torchtitan": (DENSE, ["adam", "adamw"], ["bf16", "fp32"]),
 }
 """Models, optimizers and precisions of each tool; others are refused."""
+RUNTIMES = {"megatron": "megatron_core", "deepspeed": "megatron_2021", "torchtitan": "torchtitan"}
+"""The runtimes of today's tools."""
 RECORDED = yaml.safe_load((Path(__file__).parents[1] / "unit/interop/arguments.yaml").read_text("utf-8"))
 """The settings of tools with their types, as the tools declare them."""
 TYPES: dict[str, type] = {"int": int, "float": float, "text": object, "list": list}
@@ -50,7 +52,7 @@ def layouts(draw: st.DrawFn, name: str, experts: bool) -> ParallelLayout:
     schedule = draw(st.sampled_from(SCHEDULES.get(name, ["1f1b"]))) if pipeline > 1 else "1f1b"
     offloads = {}
     if draw(st.booleans()):
-        offloads |= {"offload_optimizer": "cpu"} if zero and (name != "torchtitan" or zero == 3) else {}
+        offloads |= {"offload_optimizer": "cpu"} if name == "megatron" or zero == 3 else {}
         offloads |= {"offload_param": "cpu"} if zero == 3 and name != "megatron" else {}
     tensor = draw(st.sampled_from([1, 2, 4]))
     recompute = draw(st.sampled_from(["none", "selective", "mlp", "full"]))
@@ -85,17 +87,20 @@ def plans(draw: st.DrawFn, name: str) -> Plan:
     model = draw(st.sampled_from(models))
     layout = draw(layouts(name, experts=catalog.model(model).experts is not None))
     bucket = draw(st.sampled_from([None, "25 MB"]))
+    runtime = catalog.load("runtime", draw(st.sampled_from(["megatron_2021", RUNTIMES[name]]))).with_(
+        attention=draw(st.sampled_from(["flash", "standard"])),
+        overlap_grad_reduce=draw(st.booleans()),
+        overlap_param_gather=draw(st.booleans()),
+        overlap_tensor=draw(st.booleans()),
+        cuda_graph=draw(st.sampled_from([None, True])),
+        **({} if bucket is None else {"grad_bucket": bucket}),
+    )
     recipe = catalog.recipe("gpt3_pretraining").with_(
         optimizer=draw(st.sampled_from(optimizers)),
         precision=draw(st.sampled_from(precisions)),
         dropout=draw(st.booleans()),
         reduce_precision=draw(st.sampled_from([None, "bf16"])),
-        **{
-            "runtime.attention": draw(st.sampled_from(["flash", "standard"])),
-            "runtime.overlap_grad_reduce": draw(st.booleans()),
-            "runtime.cuda_graph": draw(st.sampled_from([None, True])),
-            **({} if bucket is None else {"runtime.grad_bucket": bucket}),
-        },
+        runtime=runtime,
     )
     return planned(text_of(layout), model=model, recipe=recipe, system="dgx-h100", devices=layout.num_devices)
 
@@ -127,16 +132,17 @@ def read_back(name: str, plan: Plan) -> tuple[Reading, set[str]]:
 
 
 def with_recorded_types(name: str, plan: Plan) -> None:
-    """Every setting that is written is one of the tool's, with a value of its type."""
+    """Every setting that is written is one of the tool's, with a value of its type and what it demands."""
     recorded = RECORDED[name]["arguments"]
-    for row in tool_named(name).rows:
-        value = None if row.write is None else row.write(plan)
-        if value is not None:
-            kind, _ = recorded[row.keys.split()[0]]
-            several = value if isinstance(value, tuple) else (value,)
-            listed = isinstance(kind, list)
-            allowed = {*several} <= {*kind} if listed else isinstance(value, TYPES.get(kind, bool))
-            assert allowed, (row.keys, value)
+    rows = [row for row in tool_named(name).rows if row.write is not None]
+    told = {row.keys.split()[0]: value for row in rows if (value := row.write(plan)) is not None}
+    for key, value in told.items():
+        kind, _ = recorded[key]
+        several = value if isinstance(value, tuple) else (value,)
+        listed = isinstance(kind, list)
+        allowed = {*several} <= {*kind} if listed else isinstance(value, TYPES.get(kind, bool))
+        assert allowed, (key, value)
+        assert told.keys() >= {*RECORDED[name].get("demands", {}).get(key, ())}, key
 
 
 def same_recipe(reading: Reading, plan: Plan, lacking: set[str]) -> None:

@@ -522,22 +522,25 @@ def with_offload(job: Job, topology: FatTree, space: Columns) -> Columns:
     pairs: list[tuple[Place, Place]] = [("cpu", "none"), ("cpu", "cpu")]
     if host.nvme is not None:
         pairs += [("nvme", "cpu"), ("nvme", "nvme")]
-    alone = space.rows((space.replicas == 1) & (space.pipeline == 1) & (space.zero == 0))
+    alone = (space.replicas == 1) & (space.zero == 0)
     parts = [space]
     for optimizer, param in pairs:
-        # Rules of `legal`: a pipeline shards no gradients that move, and only ZeRO 3 moves parameters.
-        stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
         places = {"offload_optimizer": optimizer, "offload_param": param}
-        stages = [stage for stage in ZERO_STAGES if _runs(limits, zero_stage=stage, **places)]
-        some = space.rows(stays & ((space.zero == SHARDED) | (param == "none")))
-        stage = GRADIENTS_SHARDED if param == "none" else SHARDED
-        for columns in (some, replace(alone, zero=np.full_like(alone.zero, stage))):
+        # Rules of `legal`: only ZeRO 3 moves parameters, and a pipeline shards no gradients that move.
+        allowed = ZERO_STAGES if param == "none" else (SHARDED,)
+        stages = [stage for stage in allowed if _runs(limits, zero_stage=stage, **places)]
+        for stage in stages:
+            at_stage = space.zero == stage
+            if stage in (stages[0], GRADIENTS_SHARDED):
+                at_stage |= alone
+            columns = space.rows(at_stage & ((space.pipeline == 1) | (stage < GRADIENTS_SHARDED)))
             moved = replace(
                 columns,
+                zero=np.full_like(columns.zero, stage),
                 offload_optimizer=np.full_like(columns.zero, PLACES.index(optimizer)),
                 offload_param=np.full_like(columns.zero, PLACES.index(param)),
             )
-            parts.append(moved.rows(np.isin(columns.zero, stages)))
+            parts.append(moved)
     return _joined(parts)
 
 

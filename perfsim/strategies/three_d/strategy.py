@@ -242,7 +242,9 @@ def _changed(
     names = [name for name in dict.fromkeys(reducing) if zero or name != "zero_stage"]
     variants = [variant for name in names for variant in _with_less(layout, name)]
     bases = (layout, *variants)
-    offloaded = [variant for name in OFFLOADS for variant in _with_less(layout, name)]
+    # Tools offload the states of a sharded optimizer, though of one rank.
+    shards = {"offload_optimizer": replace(layout, zero_stage=max(1, layout.zero_stage))}
+    offloaded = [variant for name in OFFLOADS for variant in _with_less(shards.get(name, layout), name)]
     if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
         offloaded.append(replace(layout, zero_stage=GRADIENTS_SHARDED))  # gradients leave the device too
     if layout.offload_param == "none" and layout.zero_stage < SHARDED:

@@ -56,3 +56,14 @@ def test_a_tool_is_told_as_many_positions_as_a_sequence_has(planned: Callable[..
     text = emit("megatron", planned(PIPELINE, seq_length=16384))
     assert "--max-position-embeddings 16384" in text
     assert "--max-position-embeddings 2048" in emit("megatron", planned(PIPELINE, seq_length=1024))
+
+
+def test_what_a_setting_demands_of_others_is_written_with_it(planned: Callable[..., Plan]) -> None:
+    """Async TP without compile, and the states of a single rank on the CPU, abort at the start."""
+    text = emit("torchtitan", planned("tp=2,dp=32,sp=true,zero=3", overlap_tensor=True))
+    assert "config.compile.enable = True" in text
+    assert "config.compile.components = ['model']" in text
+    flags = emit("megatron", planned("dp=1,zero=1,offload_optimizer=cpu", devices=1))
+    assert "--use-distributed-optimizer" in flags
+    with pytest.raises(LayoutError, match="--optimizer-cpu-offload does not go with zero_stage 0"):
+        emit("megatron", planned("dp=64,offload_optimizer=cpu"))
