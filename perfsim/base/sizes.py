@@ -24,6 +24,8 @@ MOST_CASES = 10_000
 """In one file of runs."""
 MOST_LAYER_PASSES = 2**20
 """Layers times micro-batches of one replica: each pass is a few tasks of the graph."""
+MEMORY_LIMIT = 0.94
+"""assumed: fragmentation of the allocator takes about 6 % of a device's memory."""
 
 
 def passes_problem(num_layers: int, num_microbatches: int) -> str:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from perfsim.base.errors import PerfsimError
+from perfsim.base.sizes import MEMORY_LIMIT
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.wafer import PEAK
 from perfsim.engine.trace import Simulated
@@ -26,7 +27,7 @@ from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, defaul
 from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.disturbed import perturbed
 from perfsim.prediction.planner import best_plan, divisible
-from perfsim.prediction.question import MEMORY_LIMIT, Question
+from perfsim.prediction.question import Question
 from perfsim.prediction.risk import Ranked
 from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
 from perfsim.prediction.why import LinkUse, Why

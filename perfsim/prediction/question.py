@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from perfsim.base.dates import LATEST, check_day
 from perfsim.base.errors import CatalogError, InputError, Problem
-from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.base.sizes import MEMORY_LIMIT, MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.text import covering, did_you_mean
 from perfsim.specs.trainers import ANY, ON_GPUS
 
@@ -44,8 +44,6 @@ Asker = Literal["run", "plan", "study"]
 """Who asks: `run` and `predict` for one step, `plan` for a shortlist, a study for the time to a target."""
 DEFAULT_BATCH_PER_DEVICE = 8
 """Sequences per device and step where neither question nor recipe gives a batch."""
-MEMORY_LIMIT = 0.94
-"""assumed: fragmentation of the allocator takes about 6 % of a device's memory."""
 ERAS = (("2023-07", "llm_2024"), ("", "llm_2021"))
 """Recipes by the first month in which the models that they train were published; FlashAttention-2 (arXiv
 2307.08691) parts the two. A model that does not say when is one of today."""

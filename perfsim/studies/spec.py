@@ -22,7 +22,7 @@ from pydantic import (
 
 from perfsim.base.dates import EQUAL, LATEST, check_day
 from perfsim.base.errors import MOST_SHOWN, CatalogError, InputError, LayoutError
-from perfsim.base.sizes import MOST_CHOICES
+from perfsim.base.sizes import MEMORY_LIMIT, MOST_CHOICES
 from perfsim.base.spec import PROSE, CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number, refusal
@@ -33,7 +33,7 @@ from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
 from perfsim.prediction.dates import measured_days
 from perfsim.prediction.prediction import model_version
-from perfsim.prediction.question import ASKED, MEMORY_LIMIT, RANK, Question, Rank, misplaced
+from perfsim.prediction.question import ASKED, RANK, Question, Rank, misplaced
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec

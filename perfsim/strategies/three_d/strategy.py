@@ -15,7 +15,7 @@ import numpy as np
 
 from perfsim.base.arrays import Bools, Floats
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError
-from perfsim.base.sizes import MOST_DEVICES
+from perfsim.base.sizes import MEMORY_LIMIT, MOST_DEVICES
 from perfsim.base.units import GIB
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
@@ -73,8 +73,9 @@ class ThreeD:
     ) -> tuple[Columns, Floats, Bools]:
         """All legal layouts, the share of its memory that a device uses of each, and which fit.
 
-        Where none fits, with context degrees at any length, and then with offload; where none fits without
-        recompute, also with that of modules by themselves, else what lacks memory with the lightest of them.
+        Where none fits, with context degrees at any length; where none leaves memory for fragmentation, with
+        offload; where none fits without recompute, also with that of modules by themselves, else what lacks
+        memory with the lightest of them.
         """
         space = partial(layout_space, job, topology, self.free_degrees, self.zero_stage)
         columns = space()
@@ -89,7 +90,7 @@ class ThreeD:
         elif fits.any():
             columns = with_module_recompute(job, columns)
             share, fits = memory_shares(job, columns, topology)
-        if offloads and not fits.any():
+        if offloads and not (share[fits] <= MEMORY_LIMIT).any():
             columns = with_offload(job, topology, columns)
             share, fits = memory_shares(job, columns, topology)
         return columns, share, fits

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import perfsim as ps
 from perfsim.base.errors import LayoutError, MemoryCapacityError
+from perfsim.base.sizes import MEMORY_LIMIT
 from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.engine.trace import Trace
@@ -164,6 +165,15 @@ def test_the_planner_offloads_only_where_nothing_fits_without() -> None:
     for capacity, offloads in ((3 * states, False), (0.75 * states, True)):
         on = toys.gpu_cluster(capacity=capacity, host=toys.host())
         assert bool(best(job, on).offloads) == offloads
+
+
+def test_the_planner_offloads_where_no_other_layout_leaves_memory_for_fragmentation() -> None:
+    asked = {"model": "llama31_8b", "system": "dgx-h100", "devices": 2, "batch": 64}
+    planned = ps.predict(**asked)
+    given = ps.predict(**asked, layout="dp=2,zero=1,offload_optimizer=cpu")
+    assert planned.run.plan.layout.offloads
+    assert planned.run.plan.memory_share <= MEMORY_LIMIT
+    assert planned.step_time_s <= given.step_time_s
 
 
 def test_an_offloaded_layout_that_does_not_fit_is_advised_more_offload() -> None:
