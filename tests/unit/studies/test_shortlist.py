@@ -200,3 +200,14 @@ def test_more_devices_than_the_power_cap_allows_are_refused_with_the_most_that_f
     unknown = asked.system.model_copy(update={"power": None})
     with pytest.raises(InputError, match="not known"):
         plan_layouts(replace(asked, system=unknown))
+
+
+@pytest.mark.parametrize(("length", "said"), [(1_048_576, True), (8_192, False)])
+def test_a_layout_that_is_much_faster_than_all_proven_ones_stands_in_the_head(
+    length: int, said: bool
+) -> None:
+    asked = {"model": "llama31_8b", "system": "dgx-h100", "devices": 64, "batch": 2**22 // length}
+    lengths = {"recipe.seq_length": length, "model.max_position_embeddings": length}
+    planned = plan_layouts(question_of({**asked, **lengths}, asker="plan"), shown=1)
+    head = " ".join(plan_lines(planned)).partition("memory left")[0]
+    assert ("unlike any published run takes" in head) is said
