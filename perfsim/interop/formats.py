@@ -23,11 +23,12 @@ from perfsim.interop.tool import Reading, Step
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import RUNTIME_FIELDS, Recipe
+from perfsim.specs.stacks import RUNTIMES
 
 BASE_RECIPE = "gpt3_pretraining"
 """The recipe of the catalogue that an imported one extends: what a file does not say."""
-BASE_RUNTIME = "megatron_2021"
-"""The runtime of the catalogue that an imported one extends."""
+BASE_FRAMEWORK = "megatron-2021"
+"""The framework whose runtime an imported one extends where the file tells no other."""
 LONGEST_NAME = 64
 """Characters of an imported name."""
 SHOWN_KEYS = 24
@@ -268,12 +269,11 @@ def _recipe_document(reading: Reading, title: str) -> dict[str, Any] | None:
     if not fields:
         return None
     settings = {key: fields.pop(key) for key in RUNTIME_FIELDS if key in fields}
-    # The framework is a name of the catalogue.
-    stated = {key: value for key, value in settings.items() if key != "framework"}
+    base = RUNTIMES[settings.pop("framework", BASE_FRAMEWORK)]
     name = _name(reading)
     described = {"name": name, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
-    _validated(reading, Recipe, {"seq_length": 1, **described, **fields, "runtime": stated})
-    runtime = {"name": name, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
+    _validated(reading, Recipe, {"seq_length": 1, **described, **fields, "runtime": settings})
+    runtime = {"name": name, "extends": base, **settings} if settings else base
     return {**described, "extends": BASE_RECIPE, **fields, "runtime": runtime}
 
 

@@ -59,6 +59,10 @@ BACKENDS_READ = {
 EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
 DISPATCHERS = {"all_to_all": "alltoall", "deepep": "flex", "all_gather": "allgather"}
 WIDE_OR_FP16 = ("fp32", "tf32", "fp16")
+CORE = "megatron-core-te"
+"""The framework of the flags that are written."""
+OF_CORE = ("use_mcore_models", "mcore_gpt", "tp_comm_overlap", "cross_entropy_loss_fusion")
+"""Flags without which a file of Megatron-LM may be of before Megatron-Core."""
 
 
 def _usual_ffn(settings: Settings) -> int:
@@ -404,6 +408,13 @@ def _reduced(settings: Settings) -> str | None:
     return "fp16" if settings.ours["recipe.precision"] == "fp16" and not wide else None
 
 
+def _framework(settings: Settings) -> str | None:
+    """Megatron-Core with Transformer Engine, where a setting says that it runs."""
+    told = settings.text("transformer_impl") == "transformer_engine" or settings.has("attention_backend")
+    is_narrow = settings.ours["recipe.precision"] not in ("bf16", *WIDE_OR_FP16)
+    return CORE if told or is_narrow or any(map(settings.flag, OF_CORE)) else None
+
+
 def _attention(settings: Settings) -> str | None:
     backend = settings.text("attention_backend").casefold().removeprefix("attnbackend.")
     if settings.flag("use_flash_attn") or settings.flag("use_flash_attention"):
@@ -442,13 +453,13 @@ RECIPE: tuple[Row, ...] = (
     Row.same(
         "runtime.overlap_grad_reduce", "overlap_grad_reduce overlap_grad_sync", usual=False, default=False
     ),
-    Row.word("runtime.overlap_param_gather", "overlap_param_gather", {True: True}),
+    Row.word("runtime.overlap_param_gather", "overlap_param_gather", {True: True}, default=False),
     # Megatron overlaps products with the exchanges of tensor ranks only with sequence parallelism.
     Row(
         "runtime.overlap_tensor",
         "tp_comm_overlap",
         only(lambda c: c.job.runtime.overlap_tensor and c.layout.sequence_parallel),
-        lambda s: s.flag("tp_comm_overlap") or None,
+        lambda s: s.flag("tp_comm_overlap"),
     ),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),
     Row("recipe.precision", "bf16", only(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
@@ -477,7 +488,8 @@ RECIPE: tuple[Row, ...] = (
         lambda s: any(s.number(f"{part}_dropout", default=0.1) for part in ("attention", "hidden")),
     ),
     Row.spelled("recipe.dropout", "hidden_dropout", {False: 0.0}),
-    Row.word("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}),
+    Row.word("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}, default=False),
+    tool.stack(CORE, f"transformer_impl attention_backend {' '.join(OF_CORE)}", _framework),
     Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
     Row.refuses(
         "recipe.optimizer",

@@ -108,13 +108,14 @@ _SAID_WITH: Mapping[str, tuple[str, ...]] = {
     "runtime.dispatcher": ("model.experts",),
     "runtime.grouped_products": ("model.experts",),
     "runtime.overlap_grad_reduce": ("layout.replicas",),
-    "runtime.overlap_param_gather": ("layout.replicas", "layout.zero_stage"),
+    "runtime.overlap_param_gather": ("layout.replicas",),
 }
 """Fields that say something only where others are in use."""
 _DERIVED: Mapping[str, Write] = {
     # The recipe may leave the batch open, and the runtime the dispatcher of tokens.
     "recipe.global_batch_size": lambda c: c.job.global_batch_size,
     "runtime.dispatcher": lambda c: c.job.recipe.expert_dispatcher,
+    "runtime.overlap_param_gather": lambda c: c.job.runtime.overlap_param_gather and c.layout.zero_stage > 0,
     # Tools refuse sequences that are longer.
     "model.max_position_embeddings": lambda c: max(
         c.job.model.max_position_embeddings, c.job.recipe.seq_length
@@ -381,6 +382,20 @@ TF32_PRODUCTS = Row.lacks(
     unless={*PRECISIONS} - {"tf32"},
 )
 """The gap of tools that leave TF32 to PyTorch."""
+
+
+def stack(framework: str, keys: str = "", read: Read | None = None) -> Row:
+    """The row of the framework that runs a tool's files; a plan that was predicted with another is a gap."""
+
+    def gap(chosen: Chosen) -> str:
+        used = chosen.job.runtime.framework
+        if used is None or used.name == framework:
+            return ""
+        return f"the predicted speed, which is that of {used.name}"
+
+    return Row("runtime.framework", keys, read=read or (lambda _: framework), gap=gap)
+
+
 NO_GRAPH = Row.lacks("runtime.cuda_graph", "steps that are replayed from a CUDA graph")
 """The gap of tools without such a graph."""
 

@@ -225,6 +225,10 @@ ROWS: tuple[Row, ...] = (
         unless=("none", "full"),
     ),
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32",)),
+    Row.lacks(
+        "runtime.overlap_grad_reduce", "gradients reduced after the backward; FSDP2 overlaps", unless=(True,)
+    ),
+    tool.stack("torchtitan"),
     tool.TF32_PRODUCTS,
     tool.NO_GRAPH,
     Row.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
@@ -250,7 +254,7 @@ def _read(source: Source, document: Any) -> Reading:
     mesh = MESH.search(text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
     layout, devices = _read_layout(settings, world, {} if model is None else model.fields)
-    usual = {"attention": "flash", "dropout": False, "overlap_grad_reduce": True, "framework": "torchtitan"}
+    usual = {"attention": "flash", "dropout": False, "overlap_grad_reduce": True}
     recipe = settings.recipe | usual
     if recipe.get("global_batch_size", 0) < 1:
         local = settings.integer("training.local_batch_size", "training.batch_size")

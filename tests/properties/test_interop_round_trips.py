@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from perfsim.base.errors import LayoutError, PerfsimError
 from perfsim.catalog import default_catalog
 from perfsim.interop import WRITTEN, emit, tool_named
-from perfsim.interop.formats import read
+from perfsim.interop.formats import import_file, read
 from perfsim.interop.source import Source
 from perfsim.interop.tool import Reading
+from perfsim.machines import costs_for
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import question_of
 from perfsim.specs.layout import ParallelLayout, text_of
@@ -90,7 +92,7 @@ def plans(draw: st.DrawFn, name: str) -> Plan:
     runtime = catalog.load("runtime", draw(st.sampled_from(["megatron_2021", RUNTIMES[name]]))).with_(
         attention=draw(st.sampled_from(["flash", "standard"])),
         overlap_grad_reduce=draw(st.booleans()),
-        overlap_param_gather=draw(st.booleans()),
+        overlap_param_gather=name == "megatron" and draw(st.booleans()),
         overlap_tensor=draw(st.booleans()),
         cuda_graph=draw(st.sampled_from([None, True])),
         **({} if bucket is None else {"grad_bucket": bucket}),
@@ -178,6 +180,35 @@ def test_a_plan_is_read_back_but_for_its_gaps(name: str, data: st.DataObject) ->
         described_by = {"name", "description", "sources", "assumed", "released"}
         described = type(plan.job.model).model_validate({"name": "read", **reading.model.fields})
         assert described.model_dump(exclude=described_by) == plan.job.model.model_dump(exclude=described_by)
+
+
+@pytest.mark.parametrize("name", ["megatron", "torchtitan"])
+@settings(max_examples=30)
+@given(st.data())
+def test_what_is_read_back_takes_the_same_step_but_for_its_gaps(
+    name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """The runtime that is read is the one that runs the file, unless the text names another as a gap."""
+    plan = data.draw(plans(name))
+    _, lacking = read_back(name, plan)
+    folder = tmp_path_factory.mktemp(name)
+    (folder / "plan").write_text(emit(name, plan), "utf-8")
+    again = import_file(folder / "plan", part="recipe", model=plan.job.model.name)
+    (folder / "read.yaml").write_text(again.text(), "utf-8")
+    recipe = default_catalog().recipe(str(folder / "read.yaml"))
+    for field in lacking & {"recipe.precision", "recipe.reduce_precision", "recipe.dropout"}:
+        recipe = recipe.with_(**{field.partition(".")[2]: attrgetter(field)(plan.job)})
+    for field in {field for field in lacking if field.startswith("runtime.")}:
+        recipe = recipe.with_(**{field: attrgetter(field)(plan.job)})
+    layout = text_of(plan.layout) if any(f.startswith("layout.") for f in lacking) else again.layout
+    other = planned(
+        layout, model=plan.job.model.name, recipe=recipe, system="dgx-h100", devices=again.devices
+    )
+    assert step_s(other) == pytest.approx(step_s(plan), rel=1e-9)
+
+
+def step_s(plan: Plan) -> float:
+    return plan.chosen.estimate_s(plan, costs_for(plan.topology, plan.job.recipe))
 
 
 @given(
