@@ -360,3 +360,24 @@ def divisible(question: Question, *, legal: bool = True) -> list[Question]:
     others = (replace(question, devices=n, batch=batch) for n in numbers if n > 0 and divides(batch, n))
     tried = (islice(some, MOST_NEAR) for some in (found, others))
     return [nearest for some in tried for nearest in islice(filter(answers, some), 1)]
+
+
+def within_nodes(question: Question, best: Plan) -> list[Question]:
+    """At most one: the nearest number of devices whose tensor groups lie in nodes; `best` has others.
+
+    Then layers hardly divide over the devices, so that tensor ranks take what stages cannot.
+    """
+    node = question.topology.devices_per_node
+    batch = question.job.global_batch_size
+    most = int(RANGE * question.devices)
+    numbers = (question.devices + sign * step for step in range(node, 1 + most, node) for sign in (-1, 1))
+    for devices in numbers if _tensor(best) > node else ():
+        other = replace(question, devices=devices, batch=batch)
+        with suppress(PlanError):
+            if _tensor(estimated(other, advised=False).plan) <= node:
+                return [other]
+    return []
+
+
+def _tensor(plan: Plan) -> int:
+    return getattr(plan.layout, "tensor", 1)

@@ -157,7 +157,7 @@ def _deciding(planned: Planned) -> Iterator[str]:
         if other.num_devices != asked.num_devices:
             named = text.counted(other.num_devices, "device")
         yield (
-            f"Batch {text.integer(asked.global_batch_size)} hardly divides over "
+            f"Batch {text.integer(asked.global_batch_size)}, or the model, hardly divides over "
             f"{text.integer(asked.num_devices)} devices. With {named} ({other.layout}) a step takes "
             f"{text.duration(other.step_time_s)}: "
             f"{number(other.gain)} times the tokens a second and device."

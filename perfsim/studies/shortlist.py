@@ -16,7 +16,7 @@ from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.dates import date_caveats
-from perfsim.prediction.planner import Search, best_plan, confirmed, divisible
+from perfsim.prediction.planner import Search, best_plan, confirmed, divisible, within_nodes
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Objective, Question
 from perfsim.prediction.risk import Ranked, weight_of
@@ -358,7 +358,7 @@ def ratio_error(run: Evaluation, other: Evaluation) -> float:
 
 def _nearby(question: Question, best: Evaluation) -> Iterator[Nearby]:
     """Answers for the nearest batch and number of devices that divide, where they are faster."""
-    for other in divisible(question):
+    for other in divisible(question) or within_nodes(question, best.plan):
         with suppress(PlanError, InputError):
             run = best_plan(other, reported=False)
             gain = run.tokens_per_s / other.devices / (best.tokens_per_s / question.devices)

@@ -48,6 +48,17 @@ def test_a_plan_answers_for_the_batch_that_divides_next_to_the_asked_one() -> No
     assert not plan_layouts(asked(48, 48, runs_on="any"), shown=1).nearby
 
 
+def test_a_plan_whose_tensor_groups_leave_nodes_names_the_number_of_devices_over_which_layers_divide() -> (
+    None
+):
+    """105 layers in equal stages, as Megatron-LM of 2021 wants them, on 64 and on 60 nodes."""
+    planned = plan_layouts(asked(512, 1024, model="mt_nlg_530b"), shown=1)
+    (other,) = planned.nearby
+    assert planned.best.layout["tensor"] > 8
+    assert other.num_devices == 480
+    assert other.gain > 2
+
+
 def test_where_no_layout_is_legal_the_named_questions_have_one() -> None:
     """Seven stages do not divide 72 layers evenly, as its tool of then would need."""
     question = asked(112, 2048, model="megatron_8p3b")
