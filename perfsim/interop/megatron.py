@@ -266,11 +266,6 @@ def _pipeline_layout(chosen: Chosen) -> str:
     return "|".join(",".join(parts) for parts in stages)
 
 
-def _stage_layers(chosen: Chosen) -> tuple[int, ...]:
-    """Layers of the virtual stages; one number where they are even."""
-    return chosen.layout.layers_per_stage or (tool.layers_of_stage(chosen),)
-
-
 def _uneven(chosen: Chosen) -> bool:
     return chosen.layout.layers_per_stage is not None
 
@@ -278,16 +273,8 @@ def _uneven(chosen: Chosen) -> bool:
 def _recomputed(chosen: Chosen) -> int | None:
     """Layers of a virtual stage that are recomputed with `block`; None where all are, or none."""
     every = chosen.layout.recompute_every
-    return None if every == 1 else max(math.ceil(count / every) for count in _stage_layers(chosen))
-
-
-def _recompute_between(chosen: Chosen) -> str:
-    """Virtual stages of which an equal number of layers is not recomputed."""
-    counts = set(_stage_layers(chosen))
-    every = chosen.layout.recompute_every
-    whole = chosen.layout.virtual_pipeline == 1 or min(counts) % every == 0
-    words = f"recompute of one layer in {every} over all virtual stages; more of each stage is recomputed"
-    return "" if every == 1 or (len(counts) == 1 and whole) else words
+    longest = max(chosen.layout.layers_per_stage or (tool.layers_of_stage(chosen),))
+    return None if every == 1 else math.ceil(longest / every)
 
 
 def _recompute(settings: Settings) -> str:
@@ -379,7 +366,6 @@ LAYOUT: tuple[Row, ...] = (
     ),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
     Row.spelled("layout.schedule", "overlap_moe_expert_parallel_comm", dict.fromkeys(JOINED.values(), True)),
-    Row("layout.recompute_every", gap=_recompute_between),
 )
 
 

@@ -149,7 +149,7 @@ class ParallelLayout:
     layers_per_stage: tuple[int, ...] | None = _axis(
         None, "Layers of each virtual stage in the order of the forward pass; None: as many in each."
     )
-    recompute_every: int = _axis(1, "Of the layers of a rank, one in so many is recomputed.")
+    recompute_every: int = _axis(1, "Of the layers of each virtual stage, one in so many is recomputed.")
     context: int = _axis(
         1,
         "Ranks that share every sequence, each with an equal part of its positions.",

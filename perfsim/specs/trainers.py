@@ -102,7 +102,7 @@ _MEGATRON_2021 = (
     Runs("schedule", "--pipeline-model-parallel-size", *_V2, ("1f1b",)),
     Runs("schedule", "--num-layers-per-virtual-pipeline-stage", *_V2, ("interleaved",)),
     Runs("recompute", "--activations-checkpoint-method", *_V2, ("full",)),
-    Runs("recompute_every", "--activations-checkpoint-method block", *_V2),
+    Runs("recompute_every", "--activations-checkpoint-method block", *_V2, needs=_FULL),
     Runs("recompute", "--recompute-activations", *_V3, ("selective",)),
     Runs("sequence_parallel", "--sequence-parallel", *_V3),
 )

@@ -115,8 +115,7 @@ class Steps:
         self.hidden_s = np.where(self._has("joins") & (layers.computes > 0), hidden_s / 2, 0.0)
         """Seconds by which each of two joined passes is shorter, a layer of every kind."""
         self.hops = passes.hops(rows)
-        self.redone = columns.recomputed_layers(self.ranks) / np.maximum(1, self.ranks.layers)
-        """Share of a rank's layers that are recomputed."""
+        self.redone = columns.recomputed_share(self.ranks)
 
     def _has(self, trait: Trait) -> Bools:
         """Whether schedules have a trait, shape (rows, 1)."""
@@ -228,8 +227,7 @@ class Steps:
         whole = columns.zero < GRADIENTS_SHARDED
         if not self.overlaps:
             return np.where(apart & whole, self.replicas.reduce[:, 0], 0.0)
-        redone = np.where(columns.recompute > 0, 1 / columns.recompute_every, 0.0)
-        layer_s = passes.backward[:, -1] + redone * passes.recompute[:, -1]
+        layer_s = passes.backward[:, -1] + self.redone.max(axis=1) * passes.recompute[:, -1]
         layer_s = np.where(self._has("splits_backward")[:, 0], passes.weights[:, -1], layer_s)
         full, rest = np.divmod(largest.chunk, largest.bucket)
         compute_s = largest.bucket * layer_s

@@ -114,13 +114,16 @@ class Division:
             [layer for place in places for layer in self.stages[place]] for places in self.placement.places
         ]
 
-    @cached_property
-    def in_rank(self) -> Ints:
-        """The number of every layer among those of its rank."""
-        numbers = np.empty(self.stages[-1].stop, dtype=np.int64)
-        for layers in self.of_ranks:
-            numbers[layers] = np.arange(len(layers))
-        return numbers
+    def recomputed(self, every: int) -> Bools:
+        """Whether each layer is recomputed, where so many of the longest virtual stage have one that is.
+
+        These are the first of each stage, and as many of each, as with Megatron's `block`. Layers of
+        multi-token prediction are recomputed only where all are.
+        """
+        most = -(-max(self.layers) // every)
+        parts = zip(self.stages, self.layers, strict=True)
+        numbers = [at if at < count else most for stage, count in parts for at in range(len(stage))]
+        return np.array(numbers) < most if every > 1 else np.ones(len(numbers), dtype=np.bool_)
 
     @cached_property
     def _shares(self) -> list[tuple[int, ...]]:
@@ -132,6 +135,11 @@ class Division:
             counts = map(kinds.count, range(1 + max(self.kinds, default=-1)))
             shares.append((sum(self.chunks[rank]), rank == 0, rank == last, *counts))
         return shares
+
+    def recomputed_shares(self, every: int) -> Floats:
+        """Share of the layers of each rank that is recomputed."""
+        recomputed = self.recomputed(every)
+        return np.array([recomputed[layers].sum() / max(1, len(layers)) for layers in self.of_ranks])
 
     def ranks(self) -> RankColumns:
         """Every rank of the pipeline, shape (1, pipeline)."""
@@ -215,6 +223,11 @@ class Divisions:
     @cached_property
     def last_rank(self) -> Ints:
         return np.array([division.placement.last_rank for division in self.divisions])
+
+    @cached_property
+    def longest(self) -> Ints:
+        """Layers of the longest virtual stage."""
+        return np.array([max(division.layers) for division in self.divisions])
 
     def filled(self, division: Ints, microbatches: Ints) -> Ints:
         """The fewest micro-batches of which ranks are known to hold as much as of so many."""

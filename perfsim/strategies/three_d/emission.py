@@ -45,6 +45,7 @@ def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     division = Division.of(job, layout)
     places = division.placement
     kinds = layer_kinds(job.model)
+    recomputed = division.recomputed(layout.recompute_every)
     framework = job.runtime.stack
     waits = framework is not None and framework.pass_s > 0
 
@@ -56,7 +57,7 @@ def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
 
     def traits(layer: int) -> tuple[LayerKind, Recompute, bool]:
         kind = kinds[layer]
-        mode: Recompute = "none" if division.in_rank[layer] % layout.recompute_every else layout.recompute
+        mode: Recompute = layout.recompute if recomputed[layer] else "none"
         return kind, mode, layer > 0 and kind.experts and kinds[layer - 1].experts
 
     first: dict[Hashable, VirtualStage] = {}

@@ -145,7 +145,7 @@ def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuCluste
 def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
     """Peak memory of the micro-batches in flight on every rank, and the temporaries of one pass."""
     sequences = columns.micro_batch[:, None]
-    redone = columns.recomputed_layers(ranks) / np.maximum(1, ranks.layers)
+    redone = columns.recomputed_share(ranks)
     kept = ranks.sum_of(sizes.keeps_all) * (1 - redone) + ranks.sum_of(sizes.keeps) * redone
     inputs = ranks.sum_of(sizes.inputs) + np.where(ranks.first, sizes.embedding_inputs, 0.0)
     inputs = sequences * (inputs + np.where(ranks.last, sizes.head_inputs, 0.0))

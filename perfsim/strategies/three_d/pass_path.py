@@ -138,15 +138,13 @@ class _Passes(NamedTuple):
             ends_s = np.where(last == 0, replicas.reduce_both[:, 0], alone[:, 0])
             reduce_ends_s[every, stage] = np.where(scatters, ends_s, 0.0)
         names = ("gather_layer", "gather_both", "reduce_layer", "reduce_both", "across_layer", "across_both")
-        in_rank = np.stack([each.in_rank for each in divisions])[of_row]
-        redone = (columns.recompute[:, None] > 0) & (in_rank % columns.recompute_every[:, None] == 0)
         return cls(
             rank,
             first,
             begin_s,
             layer_s,
             steps.hidden_s[:, kinds],
-            prices.recompute[:, kinds] * redone,
+            prices.recompute[:, kinds] * columns.recomputed(),
             end_s,
             np.where(crosses, steps.hops[every[:, None], apart.astype(np.int64)], 0.0),
             np.concatenate([getattr(replicas, name) for name in names], axis=1),

@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -182,10 +183,22 @@ class Columns:
         width = self.divisions.sizes[self.division].max(initial=1)
         return self.divisions.ranks.rows(self.division, int(width))
 
-    def recomputed_layers(self, ranks: RankColumns) -> Ints:
-        """Layers of every rank that are recomputed, one in `recompute_every`."""
-        redone = -(-ranks.layers // self.recompute_every[:, None])
-        return np.where(self.recompute[:, None] > 0, redone, 0)
+    def recomputed(self) -> Bools:
+        """Whether every layer is recomputed, shape (rows, layers); see `Division.recomputed`."""
+        first, of_row = distinct_rows((self.division, self.recompute_every))
+        pairs = zip(self.division[first].tolist(), self.recompute_every[first].tolist(), strict=True)
+        of_pairs = np.array([self.divisions[division].recomputed(every) for division, every in pairs])
+        return of_pairs[of_row] & (self.recompute[:, None] > 0)
+
+    def recomputed_share(self, ranks: RankColumns) -> Floats:
+        """Share of the layers of every rank that is recomputed."""
+        first, of_row = distinct_rows((self.division, self.recompute_every))
+        keys = (column[first].tolist() for column in (self.division, self.recompute_every, ranks.rank))
+        found = [
+            self.divisions[division].recomputed_shares(every)[of_ranks]
+            for division, every, of_ranks in zip(*keys, strict=True)
+        ]
+        return np.where(self.recompute[:, None] > 0, np.array(found)[of_row], 0.0)
 
     def indivisible(self, devices: int, free_degrees: tuple[str, ...]) -> int:
         """Combinations of degrees over all devices without a layout: model, batch or nodes do not divide."""
@@ -455,9 +468,10 @@ def _combined(
         if runs(pipeline=pipeline, zero_stage=stage, shard_group=None if ranks == replicas else ranks)
     ]
     splits = [split for split in splits if runs(tensor=tensor, sequence_parallel=bool(split))]
+    of_divisions = [_recompute_modes(job, most) for most in divisions.longest[numbers].tolist()]
     modes = [
         (mode, every)
-        for mode, every in _recompute_modes(job, pipeline)
+        for mode, every in sorted(set(chain(*of_divisions)))
         if runs(recompute=MODES[mode], recompute_every=every)
     ]
     if not (sharded and splits and modes):
@@ -468,10 +482,12 @@ def _combined(
     )
     legal = ~in_groups | (microbatches % pipeline == 0)
     legal &= ~fills_only | (microbatches >= pipeline)
+    has_mode = np.array([[mode in some for mode in modes] for some in of_divisions])
     shape = (len(experts), *legal.shape, len(sharded), len(splits), len(modes))
     # Passes are joined for rows that travel, and under ZeRO 3 a micro-batch is alone.
     travels = np.array([ranks > 1 or shared > 1 for ranks, shared in experts])[:, None, None]
     allowed = np.broadcast_to((legal & (~joins | travels))[..., None, None, None], shape)
+    allowed = allowed & has_mode[:, None, None, None, :]
     alone = np.array([stage == SHARDED for stage, _ in sharded])[:, None, None]
     at = np.nonzero(allowed & ~(joins[..., None, None, None] & alone))
     expert, expert_tensor = np.array(experts).T[:, at[0]]
@@ -496,17 +512,19 @@ def _combined(
     return np.array([np.broadcast_to(columns[name], len(at[0])) for name in _COLUMNS], dtype=np.int32)
 
 
-def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:
-    """Recompute modes and intervals; fused attention has no scores to recompute selectively."""
+def _recompute_modes(job: Job, longest: int) -> list[tuple[int, int]]:
+    """Recompute modes and intervals of virtual stages of so many layers.
+
+    Fused attention has no scores to recompute selectively.
+    """
     full = MODES.index("full")
     if job.recipe.recompute != "auto":
         return [(MODES.index(job.recipe.recompute), 1)]
     modes = [(MODES.index("none"), 1)]
     if job.runtime.attention == "standard":
         modes.append((MODES.index("selective"), 1))
-    # Intervals that recompute different numbers of a rank's layers.
-    layers = max(1, job.model.num_layers // pipeline)
-    redone = {-(-layers // every): every for every in reversed(RECOMPUTE_EVERY) if every <= layers}
+    # Intervals that recompute different numbers of a stage's layers.
+    redone = {-(-longest // every): every for every in reversed(RECOMPUTE_EVERY) if every <= longest}
     return modes + [(full, every) for every in sorted(redone.values())]
 
 

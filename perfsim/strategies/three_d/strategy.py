@@ -138,9 +138,7 @@ class ThreeD:
                 lambda: _nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
             )
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        layers = list(map(sum, division.chunks))
-        redone = sum(-(-count // layout.recompute_every) for count in layers)
-        share = 1.0 if layout.recompute == "none" else redone / sum(layers)
+        redone = division.recomputed(1 if layout.recompute == "none" else layout.recompute_every)
         load = expert_load(job, layout.expert)
         note = (
             f"the fullest of {layout.expert} ranks has {load - 1:.1%} more rows of experts than the mean, "
@@ -148,7 +146,7 @@ class ThreeD:
             "of their rows"
         )
         notes = () if load == 1.0 else (note,)
-        return ThreeDPlan(self, job, topology, layout, microbatches, memory, notes, share)
+        return ThreeDPlan(self, job, topology, layout, microbatches, memory, notes, float(redone.mean()))
 
     def emit(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
         """Write one optimizer step, or two under a skewed schedule."""

@@ -67,3 +67,20 @@ def test_what_a_setting_demands_of_others_is_written_with_it(planned: Callable[.
     assert "--use-distributed-optimizer" in flags
     with pytest.raises(LayoutError, match="--optimizer-cpu-offload does not go with zero_stage 0"):
         emit("megatron", planned("dp=64,offload_optimizer=cpu"))
+
+
+@pytest.mark.parametrize(
+    ("stages", "recomputed"),
+    [("vpp=2,layers_per_stage=10-12-12-10,recompute_every=5", 3), ("vpp=2,recompute_every=8", 2)],
+)
+def test_block_recomputes_the_layers_that_are_simulated(
+    planned: Callable[..., Plan], stages: str, recomputed: int
+) -> None:
+    """So many of the first of each virtual stage."""
+    plan = planned(f"tp=4,pp=2,dp=8,schedule=interleaved,recompute=full,{stages}")
+    flags = emit("megatron", plan)
+    assert f"--recompute-method block\n--recompute-num-layers {recomputed}\n" in flags
+    assert "not expressible: recompute" not in flags
+    passes = plan.num_microbatches * 4
+    simulated = sum(task.work.name == "mlp.recompute" for task in plan.graph().tasks())
+    assert simulated == recomputed * passes
