@@ -67,8 +67,12 @@ def check_folder(path: Path, option: str = "--out") -> None:
     )
     if not nearest.is_dir():
         raise _refused(option, path, f"{nearest} is no folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise _refused(option, path, f"nothing can be written into {nearest}")
+    probe = nearest / f".perfsim-{os.getpid()}-{next(_NUMBERS)}"
+    try:  # permissions alone do not tell: not even root can write into /proc
+        probe.mkdir()
+        probe.rmdir()
+    except OSError:
+        raise _refused(option, path, f"nothing can be written into {nearest}") from None
 
 
 def check_file(path: Path, option: str = "--out") -> None:

@@ -314,6 +314,10 @@ def _problem(details: ErrorDetails, node: Node, path: Loc, help_text: str) -> Pr
         limit = next((context[key] for key in ("ge", "le") if key in context), None)
         help_text = "" if limit is None else f"the nearest possible value is {limit:g}"
     mark = node.mark_at(path, of_key=details["loc"][-1:] == ("[key]",))
+    # What is wrong of a whole mapping stands at the first key that is named and that the file itself has.
+    record = reduce(lambda inner, part: inner.child(part) or inner, path, node)
+    named = (record.keys[word] for word in re.findall(r"\w+", message) if word in record.keys)
+    mark = next((key for key in named if key.file == mark.file), mark)
     return mark.problem(f"{dotted(path)}: {message}" if path else message, help_text)
 
 

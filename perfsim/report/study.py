@@ -38,7 +38,7 @@ _ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps"
 def _candidates_table(shown: Sequence[answers.Answer], decision: answers.Decision) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
     unit = text.TIME.of([decision.of(decision.first).wall_s.typical])
-    step = text.TIME.of([max(own.step_time_s for own in shown)])
+    step = text.TIME.of([min(own.step_time_s for own in shown)])
     memory = text.MEMORY.of(own.memory_capacity_bytes for own in shown)
     most = {name: max(getattr(own, name) for own in shown) for name in ("tokens_per_s", "mfu")}
     compared = len(shown) > 1

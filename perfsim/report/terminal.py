@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def difference_lines(difference: Difference) -> list[str]:
     """How the time of each candidate moves, and what each changed input does alone."""
-    heading = f"{difference.first} and {difference.second}: {len(difference.changes)} inputs differ"
+    differing = text.counted(len(difference.changes), "input differs", "inputs differ")
+    heading = f"{difference.first} and {difference.second}: {differing}"
     moved = Table.each(
         difference.candidates,
         {

@@ -136,9 +136,11 @@ class TransformerConfig(CatalogSpec):
                     f"(`{given[0]}: null` removes an inherited one)"
                 )
         elif self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            divisors = (count for count in range(1, self.hidden_size + 1) if self.hidden_size % count == 0)
+            near = min(divisors, key=lambda count: abs(count - self.num_attention_heads))
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of "
-                f"num_attention_heads {self.num_attention_heads}; give head_dim if heads have another width"
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                f"{self.num_attention_heads}; nearest: {near}; give head_dim if heads have another width"
             )
         if self.num_attention_heads % self.query_groups:
             raise ValueError(

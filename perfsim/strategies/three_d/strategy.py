@@ -134,7 +134,7 @@ class ThreeD:
             raise MemoryCapacityError(
                 worst.total_bytes / worst.capacity_bytes,
                 f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "
-                f"{worst.capacity_bytes / GIB:.0f} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB)",
+                f"{worst.capacity_bytes / GIB:.4g} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB)",
                 lambda: _nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
             )
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)

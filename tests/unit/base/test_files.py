@@ -63,6 +63,8 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> 
         check_file(tmp_path, "--trace")
     with pytest.raises(PerfsimError, match="is no folder"):
         check_file(file / "x.yaml")
+    with pytest.raises(PerfsimError, match=r"--out /proc/x: nothing can be written into /"):
+        check_folder(Path("/proc/x"))  # where root may write by its permissions
     check_folder(tmp_path / "new" / "folder")
     check_file(tmp_path / "new" / "file")
     check_file(Path(os.devnull))

@@ -43,6 +43,13 @@ def test_of_too_many_candidates_the_fastest_have_a_row_and_the_others_are_counte
     assert sum("1450" in line for line in lines) == 0, "the slowest are the ones left out"
 
 
+def test_steps_are_told_in_the_unit_of_the_shortest(result: StudyResult) -> None:
+    slow = [replace(own, step_time_s=own.step_time_s * 1e5) for own in result.candidates[:-1]]
+    lines = study_lines(replace(result, candidates=(*slow, result.candidates[-1])))
+    step_s = f" {result.candidates[-1].step_time_s:.1f} "
+    assert any(result.candidates[-1].short in line and step_s in line for line in lines)
+
+
 def test_a_candidate_that_never_arrives_has_no_time_and_no_star(sparse: StudyResult) -> None:
     row = next(line for line in study_lines(sparse) if "1 CS-2" in line)
     assert row.endswith("n/a")
