@@ -81,7 +81,7 @@ class Search:
         others = [] if limits is None else [f"layouts that {limits.name} does not run: --runs-on any"]
         others += [
             f"nearest that divides: {other.label}, {other.job.global_batch_size} sequences a step"
-            for other in (divisible(question, legal=screening.screened > 0) if advised else ())
+            for other in (divisible(question, legal=screening.screened > 0, fit=True) if advised else ())
         ]
         if not screening.screened or screening.closest is None:
             model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
@@ -238,6 +238,13 @@ def _fastest(searched: Search, beaten_by: Evaluation | None = None) -> Evaluatio
     return deque(confirmed(searched, beaten_by=beaten_by), maxlen=1).pop()
 
 
+def has_plan(question: Question) -> bool:
+    """Whether a layout of a question is legal and within the memory."""
+    with suppress(PlanError):  # a strategy may refuse the batch itself
+        return _screening(question).feasible > 0
+    return False
+
+
 def _screening(question: Question) -> Screening:
     return question.chosen.screen(question.job, question.topology, question.costs)
 
@@ -255,16 +262,17 @@ def plan_of(question: Question) -> Plan:
     try:
         return _planned(question, layout, check_memory=question.must_fit)
     except RefusedLayoutError as error:
-        legal: dict[str, None] = {}
+        legal: dict[str, float] = {}
         for near in [near for refused in error.refusals for near in refused.nearest]:
             # Where another degree leaves devices idle or takes too many, replicas make up for it.
             replicas = question.devices * near.data // near.num_devices
             for other in dict.fromkeys((near, replace(near, data=max(1, replicas)))):
                 with suppress(LayoutError):
-                    _planned(question, other, check_memory=False)
-                    legal[text_of(other)] = None
-        words = " or ".join(f"--layout {text}" for text in [*legal][:MOST_NEAREST])
-        raise RefusedLayoutError(error.refusals, f"nearest that is legal: {words}" if legal else "") from None
+                    legal[text_of(other)] = _planned(question, other, check_memory=False).memory_share
+        fit = [text for text, share in legal.items() if share <= 1 or not question.must_fit]
+        words = " or ".join(f"--layout {text}" for text in (fit or [*legal])[:MOST_NEAREST])
+        help_text = f"nearest that is legal{'' if fit else ', but over memory'}: {words}"
+        raise RefusedLayoutError(error.refusals, help_text if legal else "") from None
 
 
 def refusal(question: Question) -> PerfsimError | None:
@@ -330,8 +338,8 @@ SHARE = 8
 """A batch divides where one in so many devices, a node of a DGX, can be a replica."""
 RANGE = 0.1
 """How far another batch, or number of devices, may be away, as a share of it, where the asked are legal."""
-MOST_NEAR = 64
-"""How many other batches, and numbers of devices, are looked at for one that is legal."""
+MOST_NEAR = 16
+"""How many other batches, and numbers of devices, are looked at for one that has a plan."""
 
 
 def divides(batch: int, devices: int) -> bool:
@@ -339,10 +347,10 @@ def divides(batch: int, devices: int) -> bool:
     return math.gcd(batch, devices) * SHARE >= devices
 
 
-def divisible(question: Question, *, legal: bool = True) -> list[Question]:
+def divisible(question: Question, *, legal: bool = True, fit: bool = False) -> list[Question]:
     """The same with the nearest batch that divides, and with such a number of devices; none where it does.
 
-    Of a question without a `legal` layout the nearest that has one.
+    Of a question without a `legal` layout, or where a plan is to `fit`, the nearest that has a plan.
     """
     batch = question.job.global_batch_size
     devices = question.devices
@@ -350,15 +358,12 @@ def divisible(question: Question, *, legal: bool = True) -> list[Question]:
     if not node or (legal and divides(batch, devices)):
         return []
     near, far = (int(RANGE * batch), int(RANGE * devices)) if legal else (max(batch, devices), devices)
-
-    def answers(other: Question) -> bool:
-        return legal or any(True for _ in other.chosen.layouts(other.job, other.topology))
-
     batches = (batch + sign * step for step in range(1, 1 + near) for sign in (-1, 1))
     numbers = (devices + sign * step for step in range(node, 1 + far, node) for sign in (-1, 1))
     found = (replace(question, batch=other) for other in batches if other > 0 and divides(other, devices))
     others = (replace(question, devices=n, batch=batch) for n in numbers if n > 0 and divides(batch, n))
-    tried = (islice(some, MOST_NEAR) for some in (found, others))
+    tried = (islice(some, MOST_NEAREST if legal else MOST_NEAR) for some in (found, others))
+    answers = has_plan if fit or not legal else None
     return [nearest for some in tried for nearest in islice(filter(answers, some), 1)]
 
 

@@ -16,7 +16,7 @@ from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.dates import date_caveats
-from perfsim.prediction.planner import Search, best_plan, confirmed, divisible, within_nodes
+from perfsim.prediction.planner import Search, best_plan, confirmed, divisible, has_plan, within_nodes
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Objective, Question
 from perfsim.prediction.risk import Ranked, weight_of
@@ -158,6 +158,8 @@ class Entry(Prediction):
         return self.num_devices * seconds / HOUR_S
 
 
+MOST_FEWER = 64
+"""Numbers of nodes under a power cap of which one that has a plan is looked for."""
 LEAST_GAIN = 1.02
 """assumed: a smaller gain is not worth another batch."""
 
@@ -320,7 +322,10 @@ def _keep_to(cap_w: float, question: Question) -> None:
         fit = cap_w / system.power.typical
         most = int(fit) * per_node or int(fit * per_node)
         cap, drawn = (format_quantity(known_w, "watts", 3) for known_w in (cap_w, drawn_w))
-        fits = f"at most {system.machine(most)} fit: --devices {most}" if most else "one node draws more"
+        fewer = (replace(question, devices=count) for count in range(most, 0, -per_node)[:MOST_FEWER])
+        planned = next(filter(has_plan, fewer), None)
+        advice = f"; with a plan: --devices {planned.devices}" if planned else ""
+        fits = f"at most {system.machine(most)} fit{advice}" if most else "one node draws more"
         raise PlanError([f"{question.label} draw {drawn} in training, above the power cap of {cap}", fits])
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.base.errors import PlanError
-from perfsim.prediction.planner import RANGE, SHARE, Search, divisible
+from perfsim.prediction.planner import RANGE, SHARE, Search, divisible, has_plan
 from perfsim.prediction.question import Question, question_of
 from perfsim.studies.shortlist import LEAST_GAIN, plan_layouts
 
@@ -68,6 +69,13 @@ def test_where_no_layout_is_legal_the_named_questions_have_one() -> None:
     assert [(other.devices, other.job.global_batch_size) for other in near] == [(112, 2044), (96, 2048)]
     assert all(other.label in str(refused.value) for other in near)
     assert all(Search(other).screening.feasible for other in near)
+
+
+def test_a_batch_that_divides_and_fits_nowhere_is_not_named() -> None:
+    question = asked(616, 1536, model="gpt3_175b")
+    (near,) = divisible(question, legal=False)
+    assert (near.devices, near.job.global_batch_size) == (576, 1536)
+    assert not has_plan(replace(question, batch=1540))
 
 
 def test_a_sequence_whose_scores_fit_nowhere_is_answered_with_fused_attention() -> None:

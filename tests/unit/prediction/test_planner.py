@@ -192,7 +192,7 @@ def test_a_refused_layout_comes_with_the_nearest_legal_ones_as_text() -> None:
     with pytest.raises(LayoutError) as refused:
         plan_of(given("tp=3"))
     help_text = refused.value.problems[-1].help
-    assert help_text == "nearest that is legal: --layout tp=2,dp=32 or --layout tp=4,dp=16"
+    assert help_text == "nearest that is legal, but over memory: --layout tp=2,dp=32 or --layout tp=4,dp=16"
     for layout in ("tp=2,dp=32", "tp=4,dp=16"):
         plan_of(given(layout, must_fit=False))
     with pytest.raises(PlanError, match="GiB"):

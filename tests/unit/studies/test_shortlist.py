@@ -197,6 +197,9 @@ def test_more_devices_than_the_power_cap_allows_are_refused_with_the_most_that_f
     for wrong, said in (("1 W", "one node draws more"), ("500", "has no unit")):
         with pytest.raises(PerfsimError, match=said):
             plan_layouts(replace(asked, power_cap=wrong))
+    fixed = about(model="gpt3_175b", system="dgx-a100-80gb", devices=1024, batch=1536, power_cap="500 kW")
+    with pytest.raises(PlanError, match=r"at most 816 .* fit; with a plan: --devices 768"):
+        plan_layouts(fixed)
     unknown = asked.system.model_copy(update={"power": None})
     with pytest.raises(InputError, match="not known"):
         plan_layouts(replace(asked, system=unknown))
