@@ -215,7 +215,7 @@ def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **more: A
 
     Quantities are days, hours, cost, cost_per_1e9_tokens, device_hours, energy_kwh, carbon_kg, power, memory,
     loss, and the columns step_time_s, time_to_accuracy_s, global_batch_size, mfu, steps and tokens_per_s.
-    Half of the joint draws meet the conditions at the value that is told, 90 % at the one next to it.
+    Typical inputs meet the conditions at the value that is told, 90 % of the draws at the one next to it.
     """
     from perfsim.api.answers import solve
     from perfsim.report.solve import solve_lines

@@ -1,11 +1,12 @@
 """A study asked backwards: at which value of one input its answer meets conditions.
 
 Every evaluation is a point of a sweep over that input. By how much it misses a condition is the log of the
-quantity over its bound, in each joint draw of `studies/decision.py`; a condition is met at 50 (or 90) % where
-this quantile of the draws misses nothing. Values are tried outward from today's until the condition turns,
-then between two neighbours by interpolation, and beyond those that meet it. Where the way turns back, or the
-input is a batch, a coarse sweep finds every turn first. Of batches those are tried that lie around the best
-one of the value before. Layouts are planned within a bound on memory; the leanest says whether any meets it.
+quantity over its bound, with typical inputs and in each joint draw of `studies/decision.py`; a value meets a
+condition where typical inputs miss nothing, and at 90 % where this quantile of the draws misses nothing.
+Values are tried outward from today's until the condition turns, then between two neighbours by interpolation,
+and beyond those that meet it: of devices first those of a grid, since time may rise with their number. Where
+the input is a batch, a coarse sweep finds every turn first. Of batches those are tried that lie around the
+best one of the value before. Layouts are planned within a bound on memory; the leanest says if any is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 
-from perfsim.base.arrays import Floats
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.dates import EQUAL
 from perfsim.base.errors import InputError, PerfsimError, attempt
 from perfsim.base.sizes import MOST_DEVICES
@@ -180,6 +181,8 @@ class _Unknown:
     """Paths that exclude it."""
     span: Range[Any] | None = None
     """Today's, where a field takes nothing but ranges: its values are the typical ones."""
+    grid: Sequence[int] = ()
+    """Places of the values that are tried before those between them; empty: of all."""
 
     def text(self, value: Any) -> str:
         """A value as people write it."""
@@ -205,14 +208,15 @@ class _Unknown:
 
 
 def _devices(path: str, point: Point) -> _Unknown:
-    """Powers of two in a node, then nodes in steps of an eighth to a fourth of their number."""
+    """Powers of two in a node, then whole nodes; of these first some, an eighth to a fourth apart."""
     node = point.question.topology.devices_per_node
-    counts = [2**power for power in range((node - 1).bit_length())]
+    parts = [2**power for power in range((node - 1).bit_length())]
+    grid = [*range(len(parts))]
     nodes = 1
     while node * nodes <= MOST_DEVICES:
-        counts.append(node * nodes)
+        grid.append(len(parts) + nodes - 1)
         nodes += 1 << max(nodes.bit_length() - 3, 0)
-    return _Unknown(path, counts, point.num_devices)
+    return _Unknown(path, [*parts, *range(node, MOST_DEVICES + 1, node)], point.num_devices, grid=grid)
 
 
 def _batch(_path: str, point: Point) -> _Unknown:
@@ -305,12 +309,14 @@ def _numbers(today: float, finer: int = 0) -> list[Any]:
 
 
 HALF, SURE = 0.5, 0.9
-"""Shares of the joint draws."""
+"""Shares of the joint draws; typical inputs, which a study tells, stand for half of them."""
 LEAST_STEP, TWICE, MOST_STEP = math.log(1.2), math.log(2.0), math.log(16.0)
 _LEAST = np.finfo(float).tiny
 """In place of 0, of which there is no log."""
 NEAR = 4
 """Values on each side of the nearest one that are tried where the way to a solution ends."""
+EACH = 15
+"""Numbers between two of a grid that are all tried; of more half as many, then those where they turn."""
 COARSE = 12
 """Values of a coarse sweep, and layouts of the planner's shortlist."""
 
@@ -330,12 +336,16 @@ class Tried:
     reason: str = ""
     """Why it has no answer."""
     points: tuple[PointResult, ...] = field(default=(), repr=False)
+    missed: float = field(default=math.inf, repr=False)
+    """The log by which typical inputs miss the worst condition; infinite without an answer."""
     misses: Floats | None = field(default=None, repr=False)
-    """By draw, the log by which the worst condition is missed; None without an answer."""
+    """The same by draw; None without an answer."""
 
     def miss(self, level: float) -> float:
         """The same in this share of the draws."""
-        return math.inf if self.misses is None else float(np.quantile(self.misses, level))
+        if level == HALF or self.misses is None:
+            return self.missed
+        return float(np.quantile(self.misses, level))
 
 
 @dataclass(frozen=True)
@@ -345,7 +355,7 @@ class Solution:
     candidate: str
     """What the unknown is changed in."""
     value: Any = None
-    """The value that meets the conditions in half of the draws; None where none does."""
+    """The value that meets the conditions with typical inputs; None where none does."""
     text: str = ""
     """The value, or else the nearest, with its unit."""
     side: str = ""
@@ -413,10 +423,10 @@ class _Search:
         self.changer = loading.Changer(self.catalog)
         self.unknown = _INPUTS.get(self.find, _field)(self.find, Point(self._study(self.study.candidates[0])))
         self.logs = np.log(self.unknown.values) if self.unknown.numeric else np.empty(0)
+        self.grid = np.asarray(self.unknown.grid or range(len(self.unknown.values)))
         if self.unknown.turns_back or not self.unknown.numeric:
             last = len(self.unknown.values) - 1
-            most = COARSE if self.unknown.numeric else last + 1
-            for place in np.linspace(0, last, min(last + 1, most)):
+            for place in np.linspace(0, last, COARSE if self.unknown.numeric else last + 1):
                 self._at(round(place))
         else:
             self._walk(HALF)
@@ -452,7 +462,7 @@ class _Search:
             if not answered and (lack > 0 or (lack <= 0 and self.of_memory)):
                 least = math.exp(lack) * self.memory_bytes
                 known = {"memory": least}, {"memory": (least, least)}, float(lack <= 0)
-                self.tried[index] = Tried(value, *known, misses=np.array([lack]))
+                self.tried[index] = Tried(value, *known, missed=lack, misses=np.array([lack]))
                 return self.tried[index]
             points = attempt(lambda: self._points(value))
             if isinstance(points, PerfsimError):
@@ -511,17 +521,21 @@ class _Search:
             return found
 
         draws = options[""].draws
-        misses = [np.array([-1.0] if not self.conditions else [-math.inf])]
-        for asked in self.conditions:
-            # Candidates are compared as `decide` does: without the luck of seeds.
-            at = (lambda name: 0.0 if name.startswith(SEEDS) else draws(name)) if asked.rival else draws
-            bound = amount(asked.other, asked.rival, at) if asked.rival else asked.bound
-            own = amount(asked.quantity, asked.candidate, at)
-            ratio = np.log(np.maximum(own, _LEAST) / np.maximum(bound, _LEAST))
-            if asked in self.bounds and (lack > 0 or (lack <= 0 and ratio <= 0)):
-                ratio = np.float64(lack)
-            misses.append(-ratio if asked.sense == ">=" else ratio)
-        made.misses = reduce(np.maximum, misses)
+
+        def misses(place: Place) -> Iterator[Any]:
+            yield np.array([-1.0] if not self.conditions else [-math.inf])
+            for asked in self.conditions:
+                # Candidates are compared as `decide` does: without the luck of seeds.
+                at = (lambda name: 0.0 if name.startswith(SEEDS) else place(name)) if asked.rival else place
+                bound = amount(asked.other, asked.rival, at) if asked.rival else asked.bound
+                own = amount(asked.quantity, asked.candidate, at)
+                ratio = np.log(np.maximum(own, _LEAST) / np.maximum(bound, _LEAST))
+                if asked in self.bounds and (lack > 0 or (lack <= 0 and ratio <= 0)):
+                    ratio = np.float64(lack)
+                yield -ratio if asked.sense == ">=" else ratio
+
+        made.missed = float(reduce(np.maximum, misses(typical)).item())
+        made.misses = reduce(np.maximum, misses(draws))
         made.share = float(np.mean(made.misses <= 0))
         wanted = {*(asked.quantity for asked in self.conditions), self.minimise}
         for name, typically in _amounts(points[""], options[""], typical).items():
@@ -532,18 +546,26 @@ class _Search:
         return made
 
     def _stepped(self, index: int, step: float) -> int:
-        """The number of the value about a step of the log away, at least the next one; itself at an end."""
-        found = self._nearest(self.logs[index] + step)
-        found = max(found, index + 1) if step > 0 else min(found, index - 1)
-        return min(max(found, 0), len(self.logs) - 1)
+        """The place in the grid about a step of the log away, at least the next one; at an end the last."""
+        beyond = self.grid[self.grid > index] if step > 0 else self.grid[self.grid < index]
+        return self._nearest(self.logs[index] + step, beyond if len(beyond) else self.grid)
 
-    def _nearest(self, log: float) -> int:
-        return int(np.argmin(np.abs(self.logs - log)))
+    def _nearest(self, log: float, among: Ints) -> int:
+        return int(among[np.argmin(np.abs(self.logs[among] - log))])
+
+    def _between(self, one: int, other: int) -> Ints:
+        """Places of the grid between two places; where it has none, all."""
+        low, high = sorted((one, other))
+        inside = self.grid[(self.grid > low) & (self.grid < high)]
+        return inside if len(inside) else np.arange(low + 1, high)
 
     def _turns(self, level: float, *, refused: bool = True) -> list[tuple[int, int]]:
-        """Neighbours: the first meets the conditions, the second not; `refused` ones do not, if given."""
-        known = [index for index in sorted(self.tried) if refused or self.tried[index].misses is not None]
-        met = {index: self.tried[index].miss(level) <= 0 for index in known}
+        """Neighbours: the first meets the conditions, the second not; `refused` ones of the grid do not."""
+        counted = self.grid if refused else ()
+        known = sorted(self.tried.items())
+        met = {
+            index: row.miss(level) <= 0 for index, row in known if row.misses is not None or index in counted
+        }
         return [
             (low, high) if met[low] else (high, low) for low, high in pairwise(met) if met[low] != met[high]
         ]
@@ -551,7 +573,7 @@ class _Search:
     def _walk(self, level: float) -> None:
         """Try values outward until the conditions turn, or no step helps."""
         steps = (0, 1, 2, 4, -1, -2, -4)
-        start = self._nearest(math.log(self.unknown.today))
+        start = self._nearest(math.log(self.unknown.today), self.grid)
         starts = self.tried or (self._stepped(start, step) if step else start for step in steps)
         if all(self._at(index).misses is None for index in starts):
             return
@@ -573,24 +595,32 @@ class _Search:
             edge = max(known, key=lambda index: way * index)
             step = min(max(1.05 * abs(now / slope), LEAST_STEP), MOST_STEP)
             ahead = self._stepped(edge, way * step)
-            while abs(ahead - edge) > 1 and self._at(ahead).misses is None:
-                ahead = (ahead + edge) // 2  # up to the last value that has a plan
+            while self._at(ahead).misses is None and len(inside := self._between(edge, ahead)):
+                ahead = int(inside[(len(inside) - 1) // 2])  # up to the last value that has a plan
             ended = ahead == edge or abs(self.logs[edge] - self.logs[here]) > TWICE
             if ended or self._at(ahead).misses is None:
                 # The way ends or turns back: between its neighbours there may be a value that meets all.
-                near = range(max(here - NEAR, 0), min(here + NEAR + 1, len(self.unknown.values)))
-                for index in near if now > 0 else ():
+                place = int(np.searchsorted(self.grid, here))
+                near = self.grid[max(place - NEAR, 0) : place + NEAR + 1]
+                for index in near.tolist() if 0 < now < MOST_STEP else ():
                     self._at(index)
                 return
 
     def _refine(self, met: int, not_met: int, level: float) -> int:
         """The last value that meets the conditions, between one that does and one that does not."""
         guesses = count(1)
-        while abs(met - not_met) > 1:
+        while len(inside := self._between(met, not_met)):
+            if inside[0] not in self.grid:
+                stride = 1 if len(inside) <= EACH else 1 << (len(inside).bit_length() - 3)
+                some = [met, not_met, *inside[stride - 1 :: stride].tolist()]
+                some.sort(reverse=met < not_met)  # from the one that does not
+                met = min((index for index in some if self._at(index).miss(level) <= 0), key=some.index)
+                not_met = some[some.index(met) - 1]
+                continue
             low, high = self.tried[met].miss(level), self.tried[not_met].miss(level)
             halves = next(guesses) % 4 == 0 or not math.isfinite(high)
             goal = np.interp(0.5 if halves else low / (low - high), (0, 1), self.logs[[met, not_met]])
-            guess = min(max(self._nearest(goal), min(met, not_met) + 1), max(met, not_met) - 1)
+            guess = self._nearest(goal, inside)
             if self._at(guess).miss(level) <= 0:
                 met = guess
             else:
@@ -609,14 +639,18 @@ class _Search:
             return [self._nothing(misses)]
         if self.minimise:
             return [self._least()]
-        if turned:
+        rows: list[Solution] = []
+        while turned and (not rows or turned != self._turns(HALF)):  # what is tried for one may show another
+            turned = self._turns(HALF)
             rows = [self._turning(*pair) for pair in turned]
-            for place, (low, high) in enumerate(pairwise(rows)):
-                if low.side == "or more":  # as far as the next turn
-                    wide = low.value != high.value
-                    rows[place] = replace(low, side=f"to {high.text}" if wide else "")
-                    rows[place + 1] = replace(high, side=f"down to {low.text}" if wide else "")
-            return list({row.value: self._noted(row) for row in rows}.values())
+        for place, (low, high) in enumerate(pairwise(rows)):
+            if low.side == "or more":  # as far as the next turn
+                wide = low.value != high.value
+                rows[place] = replace(low, side=f"to {high.text}" if wide else "")
+                rows[place + 1] = replace(high, side=f"down to {low.text}" if wide else "")
+        if rows:
+            first, *others = {row.value: row for row in rows}.values()
+            return [self._noted(first, first=True), *map(self._noted, others)]
         if not self.unknown.numeric:
             return [self._solution(index) for index in met]
         ends = (self.unknown.text(self.unknown.values[end(met)]) for end in (min, max))
@@ -635,17 +669,30 @@ class _Search:
                 if self.tried[edge].miss(HALF) <= 0 and self._at(ahead).misses is None:
                     del self.tried[ahead]  # what has no answer turns nothing
                     break
+        met = [index for index, row in self.tried.items() if row.miss(HALF) <= 0]
+        if met and self.unknown.grid and self.conditions and not self.equal:
+            # To twice the first all of the grid that would, were they as efficient as the best.
+            least = min(self.logs[index] + self.tried[index].miss(HALF) for index in met)
+            logs = self.logs[self.grid]
+            for index in self.grid[(least <= logs) & (logs <= self.logs[min(met)] + TWICE)].tolist():
+                self._at(index)
         return self._turns(HALF)
 
-    def _noted(self, row: Solution) -> Solution:
-        """A row with how far values were tried, and which between them may not meet the conditions."""
-        outermost = {"or more": max, "or less": min}.get(row.side)
+    def _noted(self, row: Solution, *, first: bool = False) -> Solution:
+        """A row with how far values were tried; the first also with which were not."""
+        told = self.unknown.text
         answered = [known.value for known in self.tried.values() if known.misses is not None]
-        notes = [f"tried to {self.unknown.text(outermost(answered))}"] if outermost else []
-        question = Point(self.study).question
-        batches = Target.of_study(self.study).batches(self.study, question)
-        if self.find == "devices" and len(batches) == 1 and question.machine.fragments_memory:
-            notes.append(f"numbers over which {batches[0]:,} sequences do not divide evenly may miss it")
+        ends = {"or more": f"to {told(max(answered))}", "or less": f"down to {told(min(answered))}"}
+        notes = [f"every value tried {ends[row.side]} meets it"] if row.side in ends else []
+        if self.unknown.grid and first:
+            place = self.unknown.values.index(row.value)
+            below = next(index for index in range(place, -1, -1) if index - 1 not in self.tried)
+            fewer = f"below {told(self.unknown.values[below])} and " if below else ""
+            notes.append(f"some numbers {fewer}between those tried remain untried")
+            question = Point(self.study).question
+            batches = Target.of_study(self.study).batches(self.study, question)
+            if len(batches) == 1 and question.machine.fragments_memory:
+                notes.append(f"numbers over which {batches[0]:,} sequences do not divide evenly may miss it")
         return replace(row, reason="; ".join(notes))
 
     def _turning(self, met: int, not_met: int) -> Solution:
@@ -707,12 +754,14 @@ class _Search:
         step = 2 if self.unknown.numeric else 0
         while step:
             before = best
-            ends = (max(best - step, 0), min(best + step, len(self.unknown.values) - 1))
+            place = int(np.searchsorted(self.grid, best))
+            ends = self.grid[[max(place - step, 0), min(place + step, len(self.grid) - 1)]].tolist()
             best = min((before, *ends), key=amount)
             step = step // 2 if best == before else step * 2
         sure = [index for index in self.tried if self.tried[index].miss(SURE) <= 0]
         surely = self.tried[min(sure, key=amount)].value if sure else None
-        return self._solution(best, surely=surely)
+        reason = f"the least of the {len(self.tried)} numbers tried" if self.unknown.grid else ""
+        return self._solution(best, surely=surely, reason=reason)
 
     def _nothing(self, misses: Mapping[int, float]) -> Solution:
         """The nearest value, and the limit that binds there."""

@@ -13,6 +13,7 @@ import perfsim as ps
 from perfsim.base.errors import PerfsimError
 from perfsim.base.units import DAY_S, GIB
 from perfsim.catalog import default_catalog
+from perfsim.convergence.uncertain import typical
 from perfsim.studies import solve as solving
 from perfsim.studies.answers import PointResult
 from perfsim.studies.batches import Target
@@ -31,20 +32,26 @@ FINDS = ("devices", "recipe.tokens", "price.device_hour", "system.io_ports", "re
 """Unknowns along which days or money rise or fall, and the batch, along which time turns back."""
 
 
-def shares(study: StudySpec, find: str, values: list[Any], quantity: str, bound: float) -> list[float]:
-    """By value, the share of joint draws that meets `quantity <= bound`: each answered on its own."""
-    found = []
+def answered(
+    study: StudySpec, find: str, values: list[Any], quantity: str, bound: float
+) -> list[tuple[bool, float]]:
+    """By value, whether typical inputs meet `quantity <= bound`, and the share of joint draws that does."""
+    found: list[tuple[bool, float]] = []
     for value in values:
         try:
             changes = {find: (value,) if find == "devices" else value}
             (point,) = changed_study(study, changes, default_catalog()).points
             option = option_of(PointResult(point.study, answer=answer_point(point)))
         except PerfsimError:
-            found.append(0.0)
+            found.append((False, 0.0))
             continue
-        days = option.drawn_s / DAY_S
-        amounts = {"days": days, "cost": option.bill.money, "device_hours": option.bill.device_hours}
-        found.append(float(np.mean(np.asarray(amounts[quantity]) <= bound)))
+        met = []
+        for at in (typical, option.draws):
+            wall_s = option.wall_s(at)
+            bill = option.rates.bill(wall_s, at)
+            amounts = {"days": wall_s / DAY_S, "cost": bill.money, "device_hours": bill.device_hours}
+            met.append(float(np.mean(np.asarray(amounts[quantity]) <= bound)))
+        found.append((met[0] == 1.0, met[1]))
     return found
 
 
@@ -68,8 +75,10 @@ def test_it_agrees_with_an_exhaustive_sweep(
     bound = draw.choice(known) * draw.uniform(0.7, 1.4)
     answer = ps.solve(study, find=find, such_that=f"{quantity} <= {bound!r}")
     (unknown,) = answer.unknowns.values()
-    values = list(unknown.values)
-    met = [share >= 0.5 for share in shares(study, unknown.path, values, quantity, bound)]
+    values = [unknown.values[place] for place in unknown.grid or range(len(unknown.values))]
+    tried = {row.value for rows in answer.tried.values() for row in rows}
+    values = sorted({*values, *tried})
+    met = [typically for typically, _ in answered(study, unknown.path, values, quantity, bound)]
     turns = {
         (values[index] if met[index] else values[index + 1], "or less" if met[index] else "or more")
         for index in range(len(values) - 1)
@@ -80,9 +89,10 @@ def test_it_agrees_with_an_exhaustive_sweep(
     assert bool(found) == bool(turns) or not answer.solutions[0].side
     assert any(met) == (answer.solutions[0].value is not None)
     for row in answer.solutions:
+        assert row.value is None or row.quantity[quantity] <= bound
         assert row.range is None or row.range[0] <= row.value <= row.range[1]
         if row.surely is not None and row.side:
-            (share,) = shares(study, unknown.path, [row.surely], quantity, bound)
+            ((_, share),) = answered(study, unknown.path, [row.surely], quantity, bound)
             assert share >= 0.9
 
 
@@ -107,6 +117,36 @@ def test_near_a_batch_that_is_nearly_the_best_the_best_of_all_is_found_sooner(
         curve = target.curve(point.question, grid, extend=True, near=round(near))
         assert curve.best == whole.best
         assert len(curve.tried) <= 11 < len(whole.tried)
+
+
+@pytest.mark.parametrize(
+    ("batch", "hours", "least", "sides"),
+    [({}, 0.25, 144, ["or more"]), ({"batch": 64}, 1.0, 32, ["", "", "or more"])],
+    ids=["any", "given"],
+)
+def test_of_devices_every_number_of_nodes_down_to_one_that_fails_is_tried(
+    batch: dict[str, int], hours: float, least: int, sides: list[str]
+) -> None:
+    asked = {**NODE, "batch": None, **batch}
+    answer = ps.solve(find="devices", such_that=f"hours <= {hours}", **asked)
+    assert (answer.solutions[0].value, [row.side for row in answer.solutions]) == (least, sides)
+    (rows,) = answer.tried.values()
+    met = {row.value: row.quantities.get("hours", np.inf) <= hours for row in rows}
+    before = least - 8
+    while not met[before] and before % 16:  # numbers of the grid, here of two nodes or more
+        before -= 8
+    assert not met[before]
+    ends = answer.solutions[-1]
+    beyond = [met[value] for value in met if value >= ends.value]
+    assert all(beyond)
+    assert f"every value tried to {max(met):,} meets it" in ends.reason
+    assert "below " in answer.solutions[0].reason
+
+
+def test_less_than_a_number_is_tried_down_to_the_least() -> None:
+    (row,) = ps.solve(find="recipe.tokens", such_that="hours <= 4", **NODE, devices=8).solutions
+    assert row.side == "or less"
+    assert "every value tried down to" in row.reason
 
 
 @pytest.mark.parametrize(
@@ -204,9 +244,9 @@ def test_a_bound_on_memory_is_met_where_any_layout_is_within_it() -> None:
 
 
 def test_conditions_of_opposite_sense_bound_a_value_on_both_sides() -> None:
-    conditions = ["hours <= 4", "device_hours <= 30"]
+    conditions = ["hours <= 4", "device_hours <= 24"]
     first, last = ps.solve(find="devices", such_that=conditions, **NODE).solutions
     assert (first.side, last.side) == (f"to {last.value}", f"down to {first.value}")
     assert "64 sequences do not divide" in first.reason
     ends = [row.quantity for row in (first, last)]
-    assert all(amounts["hours"] <= 4 and amounts["device_hours"] <= 30 for amounts in ends)
+    assert all(amounts["hours"] <= 4 and amounts["device_hours"] <= 24 for amounts in ends)
