@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
+from perfsim.interop import WRITTEN
 from perfsim.interop.nearest_model import Beyond, Gap, Nearest
 from perfsim.interop.source import Settings, Source, Syntax, nested
 from perfsim.specs.layout import OFFLOADS, Layout, ParallelLayout, text_of
@@ -23,7 +24,7 @@ from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
-from perfsim.specs.trainers import SAID_BY, Limits
+from perfsim.specs.trainers import SAID_BY, Limits, that_run
 from perfsim.specs.trainers import Tool as ToolName
 from perfsim.strategies.plan import Plan
 
@@ -354,7 +355,8 @@ def share_on_cpu(key: str) -> Row:
     return Row("(a share of the optimizer on the CPU)", key, read=read)
 
 
-def _unequal_layers(chosen: Chosen) -> str:
+def parts_of(chosen: Chosen) -> list[str]:
+    """What a model has that no dense layer with heads that fill the hidden size has."""
     model = chosen.job.model
     usual_widths = (None, model.hidden_size // model.num_attention_heads)
     parts = {
@@ -365,12 +367,9 @@ def _unequal_layers(chosen: Chosen) -> str:
         "multi-token prediction": model.mtp_num_layers,
         "norms of queries and keys": model.qk_layernorm,
     }
-    present = [name for name, has in parts.items() if has]
-    return f"its settings here describe no {' or '.join(present)}" if present else ""
+    return [name for name, has in parts.items() if has]
 
 
-EQUAL_DENSE_LAYERS = Row("model", refusal=_unequal_layers)
-"""The refusal of a tool whose settings describe dense layers with heads that fill the hidden size."""
 SHAPE = (
     "{0.num_layers} layers, hidden {0.hidden_size}, {0.num_attention_heads} heads, {0.query_groups} key and "
     "value heads, MLP {0.ffn_hidden_size}, vocabulary {0.vocab_size}"
@@ -407,6 +406,17 @@ def _not_run(name: ToolName, chosen: Chosen) -> list[str]:
     of_runtime = chosen.job.runtime.searched
     releases = [of_runtime] if of_runtime is not None and of_runtime.tool == name else []
     return [text for limits in (*releases, Limits(name)) for text in limits.lacks(chosen.layout)][:1]
+
+
+def _instead(name: ToolName, chosen: Chosen) -> str:
+    """What helps where a tool cannot run a plan; for one that was made for it, the others that can."""
+    if not isinstance(chosen.layout, ParallelLayout):
+        return ""
+    searched = chosen.job.runtime.searched
+    if searched is None or searched.tool != name:
+        return f"--runs-on {name} plans what it runs"
+    others = (tool for tool in that_run(chosen.layout) if tool in WRITTEN and tool != name)
+    return " or ".join(f"--emit {tool}" for tool in others)
 
 
 @dataclass(frozen=True)
@@ -448,10 +458,12 @@ class Tool:
         unsaid = (known for known in fields(chosen.layout) if known.name not in said)
         in_use = (known.name for known in unsaid if getattr(chosen.layout, known.name) != known.default)
         refusals += [f"nothing of it says {name}" for name in in_use]
-        help_text = f"--runs-on {name} plans what it runs"
         if reasons := [text for text in refusals if text]:
             raise LayoutError(
-                [Problem(f"{self.title} cannot run {layout}: {text}", help=help_text) for text in reasons]
+                [
+                    Problem(f"{self.title} cannot run {layout}: {text}", help=_instead(name, chosen))
+                    for text in reasons
+                ]
             )
         job = chosen.job
         machine = chosen.system.machine(chosen.layout.num_devices)

@@ -59,6 +59,12 @@ IN_PYTHON = "Trainer.Config"
 MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]")
 
 
+def _model(chosen: Chosen) -> str:
+    has = "".join(f", {part}" for part in tool.parts_of(chosen))
+    shape = tool.SHAPE.format(chosen.job.model)
+    return f"the model: {shape}{has}; BASE() names one of torchtitan's, or one of yours"
+
+
 def _staged(chosen: Chosen) -> bool:
     return bool(chosen.layout.pipeline > 1)
 
@@ -209,7 +215,6 @@ ROWS: tuple[Row, ...] = (
     Row("layout.offload_param", "training.enable_cpu_offload", lambda c: c.layout.offloads == ON_CPU or None),
     Row.optimizer("torchtitan", "optimizer.name", default="adamw"),
     Row.known("job.config_file job.print_config job.description job.dump_folder"),
-    tool.EQUAL_DENSE_LAYERS,
     Row("layout.offloads"),
     Row.refuses("recipe.precision", f"it trains in {' or '.join(DTYPES)}, not {{}}", unless=DTYPES),
     Row.refuses(
@@ -218,7 +223,15 @@ ROWS: tuple[Row, ...] = (
         unless=(0,),
         when=lambda c: c.layout.shards % c.layout.context,
     ),
-    Row.lacks("model", f"the model: {tool.SHAPE}; BASE() names one of torchtitan's, or one of yours"),
+    Row.refuses(
+        "layout.expert_tensor",
+        "with expert 1 its tensor ranks divide every expert, so expert_tensor must be {c.layout.tensor}",
+        unless=(),
+        when=lambda c: c.layout.expert == 1 and c.layout.expert_tensor != c.layout.tensor,
+    ),
+    Row("model", gap=_model),
+    Row.lacks("runtime.dispatcher", "rows to experts by {}", unless=("all_to_all",)),
+    Row.lacks("recipe.expert_capacity", "tokens of an expert that are dropped"),
     Row.lacks(
         "layout.recompute",
         "recompute {}: of attention alone 'op' is near, of the MLP alone 'full'",
@@ -228,6 +241,7 @@ ROWS: tuple[Row, ...] = (
     Row.lacks(
         "runtime.overlap_grad_reduce", "gradients reduced after the backward; FSDP2 overlaps", unless=(True,)
     ),
+    Row.lacks("runtime.grad_bucket", "buckets of gradients of {:.3g} bytes"),
     tool.stack("torchtitan"),
     tool.TF32_PRODUCTS,
     tool.NO_GRAPH,
@@ -325,7 +339,11 @@ def _read_layout(
         data=max(1, replicas * shards),
         zero_stage=stage,
         shard_group=shards * layout.context if stage and replicas > 1 else None,
-        expert_tensor=layout.expert_tensor if layout.expert > 1 else 1,
+        expert_tensor=layout.expert_tensor
+        if layout.expert > 1
+        else layout.tensor
+        if "experts" in model
+        else 1,
         **(ON_CPU if on_cpu else {}),
     )
     if layout.pipeline > 1:

@@ -108,6 +108,9 @@ _MEGATRON_2021 = (
 )
 _TITAN_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zbv")
 _TITAN = ("2024-10", "torchtitan as in its paper (2410.06511)")
+_TITAN_0_1 = ("2025-06", "torchtitan 0.1")
+_SHARDED_BY_ALL = {"zero_stage": (2, 3), "shard_group": (None,)}
+"""Its experts lie on ranks that shard, and copies of them are sharded over all other ranks here."""
 _TITAN_JOINS = ("2025-12", "torchtitan with its pull request 1721")
 _ZB = ("2024-01", "sail-sg/zero-bubble-pipeline-parallelism (2401.10241)")
 _V_MEMORY = ("2024-05", "sail-sg/zero-bubble-pipeline-parallelism (2405.15362)")
@@ -198,7 +201,8 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("layers_per_stage", "parallelism.module_fqns_per_model_part", *_TITAN),
             Runs("context", "parallelism.context_parallel_degree", *_TITAN),
             Runs("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN, ("ring",)),
-            Runs("expert", "parallelism.expert_parallel_degree", "2025-06", "torchtitan 0.1"),
+            Runs("expert", "parallelism.expert_parallel_degree", *_TITAN_0_1, needs=_SHARDED_BY_ALL),
+            Runs("expert_tensor", "parallelism.tensor_parallel_degree", *_TITAN_0_1, needs={"expert": (1,)}),
             Runs("recompute", "activation_checkpoint.mode", *_TITAN, _PARTS),
             Runs("recompute_every", "selective_ac_option", *_TITAN, until="2026-02"),
             Runs("offload_optimizer", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),

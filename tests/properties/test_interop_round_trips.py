@@ -33,7 +33,7 @@ KNOWN = {
         ["bf16", "fp16", "fp32", "fp8"],
     ),
     "deepspeed": ([*DENSE, "qwen3_30b_a3b"], ["adam", "adamw", "sgd"], ["bf16", "fp16", "fp32"]),
-    "torchtitan": (DENSE, ["adam", "adamw"], ["bf16", "fp32"]),
+    "torchtitan": ([*DENSE, "qwen3_30b_a3b"], ["adam", "adamw"], ["bf16", "fp32"]),
 }
 """Models, optimizers and precisions of each tool; others are refused."""
 RUNTIMES = {"megatron": "megatron_core", "deepspeed": "megatron_2021", "torchtitan": "torchtitan"}
@@ -50,13 +50,15 @@ def layouts(draw: st.DrawFn, name: str, experts: bool) -> ParallelLayout:
     pipeline = draw(st.sampled_from([1, 2, 4]))
     context = draw(st.sampled_from([1, 1, 2]))
     data = draw(st.sampled_from([2, 4, 8]))
-    zero = draw(st.integers(0, 3))
+    titan = name == "torchtitan"
+    zero = draw(st.sampled_from([0, 1, 2, 3] if not titan else [0, 2, 3] if pipeline == 1 else [0, 2]))
     schedule = draw(st.sampled_from(SCHEDULES.get(name, ["1f1b"]))) if pipeline > 1 else "1f1b"
     offloads = {}
-    if draw(st.booleans()):
+    if draw(st.booleans()) and not experts:
         offloads |= {"offload_optimizer": "cpu"} if name == "megatron" or zero == 3 else {}
         offloads |= {"offload_param": "cpu"} if zero == 3 and name != "megatron" else {}
     tensor = draw(st.sampled_from([1, 2, 4]))
+    expert = draw(st.sampled_from([1, 2])) if experts and not (titan and zero < 2) else 1
     recompute = draw(st.sampled_from(["none", "selective", "mlp", "full"]))
     uneven = draw(st.booleans()) and (
         (pipeline == 4 and schedule == "1f1b") or (pipeline == 2 and schedule == "interleaved")
@@ -66,17 +68,22 @@ def layouts(draw: st.DrawFn, name: str, experts: bool) -> ParallelLayout:
         pipeline=pipeline,
         data=data,
         virtual_pipeline=4 // pipeline if uneven else 3 if schedule == "interleaved" else 1,
-        sequence_parallel=tensor > 1 and (experts or draw(st.booleans())),
+        sequence_parallel=tensor > 1 and (experts or titan or draw(st.booleans())),
         zero_stage=zero,
         schedule=schedule,
         micro_batch_size=draw(st.sampled_from([1, 2, 3])),
         recompute=recompute,
         layers_per_stage=(5, 7, 7, 5) if uneven else None,
-        recompute_every=draw(st.sampled_from([1, 2, 3])) if recompute == "full" else 1,
+        recompute_every=draw(st.sampled_from([1, 2])) if recompute == "full" and not titan else 1,
         context=context,
-        context_exchange=draw(st.sampled_from(["ring", "all_to_all"])) if context > 1 else "ring",
-        shard_group=draw(st.sampled_from([None, 2])) if zero and data > 2 and context == 1 else None,
-        expert=draw(st.sampled_from([1, 2])) if experts else 1,
+        context_exchange=draw(st.sampled_from(["ring", "all_to_all"][: 2 - titan]))
+        if context > 1
+        else "ring",
+        shard_group=draw(st.sampled_from([None, 2]))
+        if zero and data > 2 and context == expert == 1
+        else None,
+        expert=expert,
+        expert_tensor=tensor if titan and experts and expert == 1 else 1,
         **offloads,
     )
 

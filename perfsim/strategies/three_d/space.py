@@ -313,11 +313,10 @@ def layout_space(
     divisions = _table(tuple(dict.fromkeys(pipeline for *_, pipeline in degrees)), shape)
     parts = [np.zeros((len(_COLUMNS), 0), dtype=np.int32)]
     for tensor, context, exchange, pipeline in degrees:
-        pairs = _expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees)
-        if experts := [pair for pair in pairs if runs(expert=pair[0], expert_tensor=pair[1])]:
-            numbers = np.flatnonzero(divisions.pipeline == pipeline)
-            of_degrees = (tensor, context, exchange, pipeline)
-            parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage))
+        experts = list(_expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees))
+        numbers = np.flatnonzero(divisions.pipeline == pipeline)
+        of_degrees = (tensor, context, exchange, pipeline)
+        parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage))
     table = np.concatenate(parts, axis=1)
     return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
 
@@ -462,11 +461,12 @@ def _combined(
     sharded = [(stage, replicas) for stage in (zeros if zero_stage is None else [zero_stage])]
     if sharded[-1][0] == SHARDED and 1 < inside < replicas and replicas % inside == 0:
         sharded.append((SHARDED, inside))
-    sharded = [
-        (stage, ranks)
-        for stage, ranks in sharded
-        if runs(pipeline=pipeline, zero_stage=stage, shard_group=None if ranks == replicas else ranks)
-    ]
+
+    def runs_sharded(stage: int, ranks: int, **of_experts: int) -> bool:
+        group = None if ranks == replicas else ranks
+        return runs(pipeline=pipeline, zero_stage=stage, shard_group=group, **of_experts)
+
+    sharded = [pair for pair in sharded if runs_sharded(*pair)]
     splits = [split for split in splits if runs(tensor=tensor, sequence_parallel=bool(split))]
     of_divisions = [_recompute_modes(job, most) for most in divisions.longest[numbers].tolist()]
     modes = [
@@ -482,12 +482,18 @@ def _combined(
     )
     legal = ~in_groups | (microbatches % pipeline == 0)
     legal &= ~fills_only | (microbatches >= pipeline)
+    shards_experts = np.array(
+        [
+            [runs_sharded(*pair, expert=ranks, expert_tensor=shared) for pair in sharded]
+            for ranks, shared in experts
+        ]
+    )
     has_mode = np.array([[mode in some for mode in modes] for some in of_divisions])
     shape = (len(experts), *legal.shape, len(sharded), len(splits), len(modes))
     # Passes are joined for rows that travel, and under ZeRO 3 a micro-batch is alone.
     travels = np.array([ranks > 1 or shared > 1 for ranks, shared in experts])[:, None, None]
     allowed = np.broadcast_to((legal & (~joins | travels))[..., None, None, None], shape)
-    allowed = allowed & has_mode[:, None, None, None, :]
+    allowed = allowed & has_mode[:, None, None, None, :] & shards_experts[:, None, None, :, None, None]
     alone = np.array([stage == SHARDED for stage, _ in sharded])[:, None, None]
     at = np.nonzero(allowed & ~(joins[..., None, None, None] & alone))
     expert, expert_tensor = np.array(experts).T[:, at[0]]

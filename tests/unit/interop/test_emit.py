@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import perfsim as ps
 from perfsim.base.errors import InputError, LayoutError
 from perfsim.interop import emit
 from perfsim.interop.formats import read
 from perfsim.interop.megatron import TOOL as MEGATRON
 from perfsim.interop.source import Source
+from perfsim.specs.trainers import ANY
 from perfsim.strategies import Plan
 
 
@@ -84,3 +86,18 @@ def test_block_recomputes_the_layers_that_are_simulated(
     passes = plan.num_microbatches * 4
     simulated = sum(task.work.name == "mlp.recompute" for task in plan.graph().tasks())
     assert simulated == recomputed * passes
+
+
+@pytest.mark.parametrize("model", ["mixtral_8x7b", "qwen3_8b"])
+def test_what_is_planned_for_a_tool_is_emitted_for_it(model: str) -> None:
+    """The models of torchtitan stand in its code, those with experts too."""
+    answer = ps.plan(model=model, system="dgx-h100", devices=64, batch=512, runs_on="torchtitan")
+    assert "the model: 3" in answer.emit("torchtitan")
+
+
+def test_a_plan_that_its_own_tool_refuses_is_sent_to_another(planned: Callable[..., Plan]) -> None:
+    for runs_on, advice in (("torchtitan", "--emit megatron or --emit d"), (ANY, "--runs-on torchtitan")):
+        plan = planned("dp=64,mbs=1", runs_on=runs_on, optimizer="muon")
+        with pytest.raises(LayoutError, match="no optimizer muon") as refused:
+            emit("torchtitan", plan)
+        assert refused.value.problems[0].help.startswith(advice)
