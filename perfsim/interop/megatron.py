@@ -258,23 +258,25 @@ MODEL: tuple[Row, ...] = (
 )
 
 
-def _pipeline_layout(chosen: Chosen) -> str:
+def _pipeline_layout(chosen: Chosen) -> str | None:
     """`E,t*3|t*4|t*3,m,L`: embedding, layers of each virtual stage, multi-token prediction, loss."""
+    if chosen.layout.layers_per_stage is None:
+        return None
     stages = [[f"t*{count}"] if count else [] for count in chosen.layout.layers_per_stage]
     stages[0].insert(0, "E")
     stages[-1] += [*"m" * chosen.job.model.mtp_num_layers, "L"]
     return "|".join(",".join(parts) for parts in stages)
 
 
-def _uneven(chosen: Chosen) -> bool:
-    return chosen.layout.layers_per_stage is not None
+def _in_full(chosen: Chosen) -> bool:
+    return bool(chosen.layout.recompute == "full")
 
 
-def _recomputed(chosen: Chosen) -> int | None:
-    """Layers of a virtual stage that are recomputed with `block`; None where all are, or none."""
+def _recomputed(chosen: Chosen) -> int:
+    """Layers of a virtual stage that are recomputed with `block`; one at once with `uniform`."""
     every = chosen.layout.recompute_every
     longest = max(chosen.layout.layers_per_stage or (tool.layers_of_stage(chosen),))
-    return None if every == 1 else math.ceil(longest / every)
+    return 1 if every == 1 else math.ceil(longest / every)
 
 
 def _recompute(settings: Settings) -> str:
@@ -323,9 +325,9 @@ LAYOUT: tuple[Row, ...] = (
     Row(
         "layout.virtual_pipeline",
         "num_layers_per_virtual_pipeline_stage",
-        only(lambda c: c.layout.virtual_pipeline > 1 and not _uneven(c), tool.layers_of_stage),
+        only(lambda c: c.layout.virtual_pipeline > 1 and not c.layout.layers_per_stage, tool.layers_of_stage),
     ),
-    Row("layout.layers_per_stage", "pipeline_model_parallel_layout", only(_uneven, _pipeline_layout)),
+    Row("layout.layers_per_stage", "pipeline_model_parallel_layout", _pipeline_layout),
     Row.spelled(
         "layout.sequence_parallel",
         "sequence_parallel",
@@ -357,13 +359,9 @@ LAYOUT: tuple[Row, ...] = (
     Row(
         "layout.recompute_every",
         "recompute_method",
-        lambda c: "block" if _recomputed(c) else "uniform" if c.layout.recompute == "full" else None,
+        only(_in_full, lambda c: "uniform" if c.layout.recompute_every == 1 else "block"),
     ),
-    Row(
-        "layout.recompute_every",
-        "recompute_num_layers",
-        lambda c: _recomputed(c) or (1 if c.layout.recompute == "full" else None),
-    ),
+    Row("layout.recompute_every", "recompute_num_layers", only(_in_full, _recomputed)),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
     Row.spelled("layout.schedule", "overlap_moe_expert_parallel_comm", dict.fromkeys(JOINED.values(), True)),
 )
@@ -475,13 +473,11 @@ RECIPE: tuple[Row, ...] = (
     ),
     Row.spelled("recipe.dropout", "hidden_dropout", {False: 0.0}),
     Row.word("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}, default=False),
-    tool.stack(CORE, f"transformer_impl attention_backend {' '.join(OF_CORE)}", _framework),
+    Row("runtime.framework", f"transformer_impl attention_backend {' '.join(OF_CORE)}", read=_framework),
+    Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=(CORE,)),
     Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
     Row.refuses(
-        "recipe.optimizer",
-        "the CPU updates the states of Adam, not of {}",
-        unless=("adam", "adamw"),
-        when=lambda c: c.layout.offload_optimizer != "none",
+        "recipe.optimizer", "offload of {}", unless=("adam", "adamw"), when=lambda c: c.layout.offloads
     ),
     Row.refuses(
         "runtime.overlap_param_gather",

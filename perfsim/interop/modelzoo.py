@@ -119,11 +119,6 @@ def _micro(settings: Settings) -> int | None:
     return None if isinstance(given, (str, dict)) else settings.integer("(micro-batch).micro_batch_size")
 
 
-def _unequal_layers(chosen: Chosen) -> str:
-    parts = tool.parts_of(chosen)
-    return f"its settings here describe no {' or '.join(parts)}" if parts else ""
-
-
 ROWS: tuple[Row, ...] = (
     Row.same("recipe.global_batch_size", "train_input.batch_size"),
     Row.same("layout.micro_batch_size", "train_input.micro_batch_size", read=_micro),
@@ -190,7 +185,7 @@ ROWS: tuple[Row, ...] = (
         read=lambda s: s.number("sparsity.sparsity", "trainer.init.sparsity.sparsity"),
     ),
     Row.same("layout.data", "runconfig.num_csx"),
-    Row("model", refusal=_unequal_layers),
+    Row.refuses("model.parts", "its settings here do not describe {}"),
     Row.refuses(
         "system.device.kind",
         "{c.system.name} streams to {c.system.device.name}, not to wafers",

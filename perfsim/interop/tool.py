@@ -112,11 +112,29 @@ _SAID_WITH: Mapping[str, tuple[str, ...]] = {
     "runtime.overlap_param_gather": ("layout.replicas",),
 }
 """Fields that say something only where others are in use."""
+
+
+def _parts(chosen: Chosen) -> str | None:
+    """What a model has that no dense layer with heads that fill the hidden size has; None: nothing."""
+    model = chosen.job.model
+    usual_widths = (None, model.hidden_size // model.num_attention_heads)
+    parts = {
+        "experts": model.experts,
+        "latent attention": model.latent_attention,
+        "heads of a width of their own": model.head_dim not in usual_widths,
+        "attention in a window": model.sliding_window is not None,
+        "multi-token prediction": model.mtp_num_layers,
+        "norms of queries and keys": model.qk_layernorm,
+    }
+    return ", ".join(name for name, has in parts.items() if has) or None
+
+
 _DERIVED: Mapping[str, Write] = {
     # The recipe may leave the batch open, and the runtime the dispatcher of tokens.
     "recipe.global_batch_size": lambda c: c.job.global_batch_size,
     "runtime.dispatcher": lambda c: c.job.recipe.expert_dispatcher,
     "runtime.overlap_param_gather": lambda c: c.job.runtime.overlap_param_gather and c.layout.zero_stage > 0,
+    "model.parts": _parts,
     # Tools refuse sequences that are longer.
     "model.max_position_embeddings": lambda c: max(
         c.job.model.max_position_embeddings, c.job.recipe.seq_length
@@ -355,21 +373,6 @@ def share_on_cpu(key: str) -> Row:
     return Row("(a share of the optimizer on the CPU)", key, read=read)
 
 
-def parts_of(chosen: Chosen) -> list[str]:
-    """What a model has that no dense layer with heads that fill the hidden size has."""
-    model = chosen.job.model
-    usual_widths = (None, model.hidden_size // model.num_attention_heads)
-    parts = {
-        "experts": model.experts,
-        "latent attention": model.latent_attention,
-        "heads of a width of their own": model.head_dim not in usual_widths,
-        "attention in a window": model.sliding_window is not None,
-        "multi-token prediction": model.mtp_num_layers,
-        "norms of queries and keys": model.qk_layernorm,
-    }
-    return [name for name, has in parts.items() if has]
-
-
 SHAPE = (
     "{0.num_layers} layers, hidden {0.hidden_size}, {0.num_attention_heads} heads, {0.query_groups} key and "
     "value heads, MLP {0.ffn_hidden_size}, vocabulary {0.vocab_size}"
@@ -381,20 +384,6 @@ TF32_PRODUCTS = Row.lacks(
     unless={*PRECISIONS} - {"tf32"},
 )
 """The gap of tools that leave TF32 to PyTorch."""
-
-
-def stack(framework: str, keys: str = "", read: Read | None = None) -> Row:
-    """The row of the framework that runs a tool's files; a plan that was predicted with another is a gap."""
-
-    def gap(chosen: Chosen) -> str:
-        used = chosen.job.runtime.framework
-        if used is None or used.name == framework:
-            return ""
-        return f"the predicted speed, which is that of {used.name}"
-
-    return Row("runtime.framework", keys, read=read or (lambda _: framework), gap=gap)
-
-
 NO_GRAPH = Row.lacks("runtime.cuda_graph", "steps that are replayed from a CUDA graph")
 """The gap of tools without such a graph."""
 
@@ -458,12 +447,10 @@ class Tool:
         unsaid = (known for known in fields(chosen.layout) if known.name not in said)
         in_use = (known.name for known in unsaid if getattr(chosen.layout, known.name) != known.default)
         refusals += [f"nothing of it says {name}" for name in in_use]
+        help_text = _instead(name, chosen)
         if reasons := [text for text in refusals if text]:
             raise LayoutError(
-                [
-                    Problem(f"{self.title} cannot run {layout}: {text}", help=_instead(name, chosen))
-                    for text in reasons
-                ]
+                [Problem(f"{self.title} cannot run {layout}: {text}", help=help_text) for text in reasons]
             )
         job = chosen.job
         machine = chosen.system.machine(chosen.layout.num_devices)

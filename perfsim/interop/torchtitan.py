@@ -59,12 +59,6 @@ IN_PYTHON = "Trainer.Config"
 MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]")
 
 
-def _model(chosen: Chosen) -> str:
-    has = "".join(f", {part}" for part in tool.parts_of(chosen))
-    shape = tool.SHAPE.format(chosen.job.model)
-    return f"the model: {shape}{has}; BASE() names one of torchtitan's, or one of yours"
-
-
 def _staged(chosen: Chosen) -> bool:
     return bool(chosen.layout.pipeline > 1)
 
@@ -73,11 +67,9 @@ def _even(chosen: Chosen) -> bool:
     return _staged(chosen) and chosen.layout.layers_per_stage is None
 
 
-def _uneven(chosen: Chosen) -> bool:
-    return _staged(chosen) and chosen.layout.layers_per_stage is not None
-
-
-def _modules(chosen: Chosen) -> list[list[str]]:
+def _modules(chosen: Chosen) -> list[list[str]] | None:
+    if chosen.layout.layers_per_stage is None:
+        return None
     ends = [0, *accumulate(chosen.layout.layers_per_stage)]
     stages = [[f"layers.{layer}" for layer in range(*between)] for between in pairwise(ends)]
     return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output"]]
@@ -201,7 +193,7 @@ ROWS: tuple[Row, ...] = (
     # The first and last stages have as many layers as the others.
     Row("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", tool.only(_even, 0)),
     Row("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", tool.only(_even, 0)),
-    Row("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", tool.only(_uneven, _modules)),
+    Row("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
     Row.spelled("layout.recompute", "activation_checkpoint.mode", RECOMPUTES, _recompute),
     Row("layout.recompute_every", "activation_checkpoint.selective_ac_option", read=_recompute_every),
     Row(
@@ -229,7 +221,8 @@ ROWS: tuple[Row, ...] = (
         unless=(),
         when=lambda c: c.layout.expert == 1 and c.layout.expert_tensor != c.layout.tensor,
     ),
-    Row("model", gap=_model),
+    Row.lacks("model", f"the model: {tool.SHAPE}; BASE() names one of torchtitan's, or one of yours"),
+    Row.lacks("model.parts", "{}, which the model of BASE() has"),
     Row.lacks("runtime.dispatcher", "rows to experts by {}", unless=("all_to_all",)),
     Row.lacks("recipe.expert_capacity", "tokens of an expert that are dropped"),
     Row.lacks(
@@ -242,7 +235,7 @@ ROWS: tuple[Row, ...] = (
         "runtime.overlap_grad_reduce", "gradients reduced after the backward; FSDP2 overlaps", unless=(True,)
     ),
     Row.lacks("runtime.grad_bucket", "buckets of gradients of {:.3g} bytes"),
-    tool.stack("torchtitan"),
+    Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=("torchtitan",)),
     tool.TF32_PRODUCTS,
     tool.NO_GRAPH,
     Row.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
@@ -268,7 +261,7 @@ def _read(source: Source, document: Any) -> Reading:
     mesh = MESH.search(text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
     layout, devices = _read_layout(settings, world, {} if model is None else model.fields)
-    usual = {"attention": "flash", "dropout": False, "overlap_grad_reduce": True}
+    usual = {"attention": "flash", "dropout": False, "overlap_grad_reduce": True, "framework": "torchtitan"}
     recipe = settings.recipe | usual
     if recipe.get("global_batch_size", 0) < 1:
         local = settings.integer("training.local_batch_size", "training.batch_size")
@@ -334,16 +327,13 @@ def _read_layout(
     always = reshard == "always" or (reshard == "default" and layout.pipeline == 1)
     stage = 0 if shards == 1 else 3 if always else 2
     on_cpu = settings.flag("training.enable_cpu_offload") and stage == 3
+    whole = layout.tensor if "experts" in model else 1
     layout = replace(
         layout,
         data=max(1, replicas * shards),
         zero_stage=stage,
         shard_group=shards * layout.context if stage and replicas > 1 else None,
-        expert_tensor=layout.expert_tensor
-        if layout.expert > 1
-        else layout.tensor
-        if "experts" in model
-        else 1,
+        expert_tensor=layout.expert_tensor if layout.expert > 1 else whole,
         **(ON_CPU if on_cpu else {}),
     )
     if layout.pipeline > 1:

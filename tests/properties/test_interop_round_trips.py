@@ -205,7 +205,7 @@ def test_what_is_read_back_takes_the_same_step_but_for_its_gaps(
     recipe = default_catalog().recipe(str(folder / "read.yaml"))
     for field in lacking & {"recipe.precision", "recipe.reduce_precision", "recipe.dropout"}:
         recipe = recipe.with_(**{field.partition(".")[2]: attrgetter(field)(plan.job)})
-    for field in {field for field in lacking if field.startswith("runtime.")}:
+    for field in {field.removesuffix(".name") for field in lacking if field.startswith("runtime.")}:
         recipe = recipe.with_(**{field: attrgetter(field)(plan.job)})
     layout = text_of(plan.layout) if any(f.startswith("layout.") for f in lacking) else again.layout
     other = planned(

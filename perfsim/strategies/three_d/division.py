@@ -224,11 +224,6 @@ class Divisions:
     def last_rank(self) -> Ints:
         return np.array([division.placement.last_rank for division in self.divisions])
 
-    @cached_property
-    def longest(self) -> Ints:
-        """Layers of the longest virtual stage."""
-        return np.array([max(division.layers) for division in self.divisions])
-
     def filled(self, division: Ints, microbatches: Ints) -> Ints:
         """The fewest micro-batches of which ranks are known to hold as much as of so many."""
         fills = [schedule.fills for schedule in SCHEDULES.values()]

@@ -462,13 +462,13 @@ def _combined(
     if sharded[-1][0] == SHARDED and 1 < inside < replicas and replicas % inside == 0:
         sharded.append((SHARDED, inside))
 
-    def runs_sharded(stage: int, ranks: int, **of_experts: int) -> bool:
-        group = None if ranks == replicas else ranks
-        return runs(pipeline=pipeline, zero_stage=stage, shard_group=group, **of_experts)
+    def runs_sharded(stage: int, ranks: int, expert: int = 1, shared: int = 1) -> bool:
+        of_ranks = {"shard_group": None if ranks == replicas else ranks, "pipeline": pipeline}
+        return runs(zero_stage=stage, expert=expert, expert_tensor=shared, **of_ranks)
 
     sharded = [pair for pair in sharded if runs_sharded(*pair)]
     splits = [split for split in splits if runs(tensor=tensor, sequence_parallel=bool(split))]
-    of_divisions = [_recompute_modes(job, most) for most in divisions.longest[numbers].tolist()]
+    of_divisions = [_recompute_modes(job, max(divisions[number].layers)) for number in numbers.tolist()]
     modes = [
         (mode, every)
         for mode, every in sorted(set(chain(*of_divisions)))
@@ -482,12 +482,7 @@ def _combined(
     )
     legal = ~in_groups | (microbatches % pipeline == 0)
     legal &= ~fills_only | (microbatches >= pipeline)
-    shards_experts = np.array(
-        [
-            [runs_sharded(*pair, expert=ranks, expert_tensor=shared) for pair in sharded]
-            for ranks, shared in experts
-        ]
-    )
+    shards_experts = np.array([[runs_sharded(*of, *pair) for of in sharded] for pair in experts])
     has_mode = np.array([[mode in some for mode in modes] for some in of_divisions])
     shape = (len(experts), *legal.shape, len(sharded), len(splits), len(modes))
     # Passes are joined for rows that travel, and under ZeRO 3 a micro-batch is alone.
@@ -519,10 +514,7 @@ def _combined(
 
 
 def _recompute_modes(job: Job, longest: int) -> list[tuple[int, int]]:
-    """Recompute modes and intervals of virtual stages of so many layers.
-
-    Fused attention has no scores to recompute selectively.
-    """
+    """Recompute modes and intervals of stages of so many layers; fused attention keeps no scores."""
     full = MODES.index("full")
     if job.recipe.recompute != "auto":
         return [(MODES.index(job.recipe.recompute), 1)]
