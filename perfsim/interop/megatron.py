@@ -268,13 +268,11 @@ def _pipeline_layout(chosen: Chosen) -> str | None:
     return "|".join(",".join(parts) for parts in stages)
 
 
-def _in_full(chosen: Chosen) -> bool:
-    return bool(chosen.layout.recompute == "full")
-
-
-def _recomputed(chosen: Chosen) -> int:
+def _recomputed(chosen: Chosen) -> int | None:
     """Layers of a virtual stage that are recomputed with `block`; one at once with `uniform`."""
     every = chosen.layout.recompute_every
+    if chosen.layout.recompute != "full":
+        return None
     longest = max(chosen.layout.layers_per_stage or (tool.layers_of_stage(chosen),))
     return 1 if every == 1 else math.ceil(longest / every)
 
@@ -359,9 +357,9 @@ LAYOUT: tuple[Row, ...] = (
     Row(
         "layout.recompute_every",
         "recompute_method",
-        only(_in_full, lambda c: "uniform" if c.layout.recompute_every == 1 else "block"),
+        only(_recomputed, lambda c: "uniform" if c.layout.recompute_every == 1 else "block"),
     ),
-    Row("layout.recompute_every", "recompute_num_layers", only(_in_full, _recomputed)),
+    Row("layout.recompute_every", "recompute_num_layers", _recomputed),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
     Row.spelled("layout.schedule", "overlap_moe_expert_parallel_comm", dict.fromkeys(JOINED.values(), True)),
 )
@@ -476,9 +474,7 @@ RECIPE: tuple[Row, ...] = (
     Row("runtime.framework", f"transformer_impl attention_backend {' '.join(OF_CORE)}", read=_framework),
     Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=(CORE,)),
     Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
-    Row.refuses(
-        "recipe.optimizer", "offload of {}", unless=("adam", "adamw"), when=lambda c: c.layout.offloads
-    ),
+    Row.refuses("recipe.optimizer", "{} on CPUs", unless=("adam", "adamw"), when=lambda c: c.layout.offloads),
     Row.refuses(
         "runtime.overlap_param_gather",
         "it gathers parameters ahead only with overlap_grad_reduce",

@@ -231,9 +231,7 @@ ROWS: tuple[Row, ...] = (
         unless=("none", "full"),
     ),
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32",)),
-    Row.lacks(
-        "runtime.overlap_grad_reduce", "gradients reduced after the backward; FSDP2 overlaps", unless=(True,)
-    ),
+    Row.lacks("runtime.overlap_grad_reduce", "gradients reduced after the backward", unless=(True,)),
     Row.lacks("runtime.grad_bucket", "buckets of gradients of {:.3g} bytes"),
     Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=("torchtitan",)),
     tool.TF32_PRODUCTS,

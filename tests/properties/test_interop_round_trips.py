@@ -203,14 +203,11 @@ def test_what_is_read_back_takes_the_same_step_but_for_its_gaps(
     again = import_file(folder / "plan", part="recipe", model=plan.job.model.name)
     (folder / "read.yaml").write_text(again.text(), "utf-8")
     recipe = default_catalog().recipe(str(folder / "read.yaml"))
-    for field in lacking & {"recipe.precision", "recipe.reduce_precision", "recipe.dropout"}:
-        recipe = recipe.with_(**{field.partition(".")[2]: attrgetter(field)(plan.job)})
-    for field in {field.removesuffix(".name") for field in lacking if field.startswith("runtime.")}:
-        recipe = recipe.with_(**{field: attrgetter(field)(plan.job)})
+    unsaid = {field.removesuffix(".name") for field in lacking if field.startswith(("recipe.", "runtime."))}
+    recipe = recipe.with_(**{f.removeprefix("recipe."): attrgetter(f)(plan.job) for f in unsaid})
     layout = text_of(plan.layout) if any(f.startswith("layout.") for f in lacking) else again.layout
-    other = planned(
-        layout, model=plan.job.model.name, recipe=recipe, system="dgx-h100", devices=again.devices
-    )
+    devices = plan.layout.num_devices
+    other = planned(layout, model=plan.job.model.name, recipe=recipe, system="dgx-h100", devices=devices)
     assert step_s(other) == pytest.approx(step_s(plan), rel=1e-9)
 
 
