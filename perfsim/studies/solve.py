@@ -589,7 +589,7 @@ class _Search:
                 far = far or [*tried][:1]
             there = min(far, key=lambda index: abs(index - here), default=here)
             slope = (self._at(there).miss(level) - now) / (self.logs[there] - self.logs[here] or math.inf)
-            if not slope or self._turns(level):
+            if not slope or self._turns(level) or min(now, abs(now / slope) / 10) > MOST_STEP:
                 return
             way = math.copysign(1.0, -now * slope)
             edge = max(known, key=lambda index: way * index)

@@ -143,6 +143,11 @@ def test_of_devices_every_number_of_nodes_down_to_one_that_fails_is_tried(
     assert "below " in answer.solutions[0].reason
 
 
+def test_what_is_far_out_of_reach_is_given_up_soon() -> None:
+    answer = ps.solve(find="devices", such_that="device_hours <= 0.001", **NODE)
+    assert [(row.value, len(answer.tried[row.candidate])) for row in answer.solutions] == [(None, 3)]
+
+
 def test_less_than_a_number_is_tried_down_to_the_least() -> None:
     (row,) = ps.solve(find="recipe.tokens", such_that="hours <= 4", **NODE, devices=8).solutions
     assert row.side == "or less"
