@@ -269,6 +269,7 @@ class GpuCosts(GpuKernels, Costs):
         self.host = HostCosts(topology)
         self._works: dict[Work, float] = {}
         self._bytes_s: dict[Work, float] = {}
+        self._sending_s: dict[Work, float] = {}
         self._bounds: dict[Work, Shares] = {}
         self._groups: dict[RankGroup, Group] = {}
 
@@ -294,10 +295,11 @@ class GpuCosts(GpuKernels, Costs):
 
     def parts_s(self, work: Work, /) -> Mapping[str, float]:
         """Seconds in which a device has no kernel of a task to run, since the host has not launched it."""
-        if work.kind.is_communication or work.op in HOST_OPERATIONS:
+        if work.op in HOST_OPERATIONS:
             return {}
         seconds = self.duration_s(work)
-        waits_s = seconds - sum(map(self.kernel_s, work.kernels))
+        busy_s = self._sending_s.get(work)
+        waits_s = seconds - (sum(map(self.kernel_s, work.kernels)) if busy_s is None else busy_s)
         return {HOST: waits_s} if waits_s > LEAST_WAIT * seconds else {}
 
     def durations_s(self, works: Sequence[Work]) -> NDArray[np.float64]:
@@ -313,6 +315,7 @@ class GpuCosts(GpuKernels, Costs):
             for work, alone_s, bytes_s in zip(members, *parts_s, strict=True):
                 exposed_s = self._exposed_s(work, alone_s)
                 self._works[work] = self._with_host(exposed_s, self._launches(work))
+                self._sending_s[work] = exposed_s
                 # Of what a product hides, bytes have the same share as of the whole.
                 self._bytes_s[work] = bytes_s / alone_s * exposed_s if alone_s > 0.0 else 0.0
         for work in new:

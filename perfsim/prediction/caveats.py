@@ -116,7 +116,7 @@ LIKE_SIZE = 1.5
 """A model counts as outside the sizes of the published runs beyond this factor."""
 _OF_THE_JOB = ("experts-outside", "sequence-outside", "shape-outside", "runtime-unnamed")
 """Codes of what a machine says of a job."""
-_ALLOWED = ("calibration-borrowed", "release-borrowed", "devices-outside")
+_ALLOWED = ("calibration-borrowed", "release-borrowed", "devices-outside", "offload-outside")
 """Codes after whose text the machine says how its band allows for them."""
 
 

@@ -479,7 +479,7 @@ def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
     own = [name for name in RUNTIMES if catalog.framework(name).tool == question.runs_on]
     framework = own[0] if own and framework not in own else framework
     usual: Runtime = catalog.load("runtime", RUNTIMES[framework])
-    usual = usual.model_copy(update={"by_rule": True})
+    usual = usual.model_copy(update={"by_rule": not own})
     # A given layout of ZeRO 2 or 3 may get another runtime, and is no plan of this one then.
     apart = not sharded and framework != usually(sharded=True).framework
     if question.runs_on or question.as_of or not apart:

@@ -34,6 +34,7 @@ RULE: Mapping[str, str] = {
     "passes": "whether rows travel to experts while another micro-batch computes",
     "zero_stage": "what replicas shard",
     "recompute": "none, selective or full, of all layers of a rank or of some",
+    "offload": "states that leave the device",
     "precision": "class of the matrix products: 16-bit, fp8, ...",
     "generation": "of the devices' chips",
 }
@@ -94,15 +95,16 @@ class Kind(NamedTuple):
 
 def _written(axis: str, value: Hashable) -> str:
     """`ZeRO 1`, `no pipeline`, `recompute full`."""
-    names = {"zero_stage": "ZeRO ", "recompute": "recompute "}
+    names = {"zero_stage": "ZeRO ", "recompute": "recompute ", "offload": "offload of "}
     return "no pipeline" if value == "" else f"{names.get(axis, '')}{value}"
 
 
-def settings_of(layout: ParallelLayout) -> tuple[str, int, str]:
-    """The axes of a kind that a layout says: schedule (empty: a single stage), ZeRO stage and recompute."""
+def settings_of(layout: ParallelLayout) -> tuple[str, int, str, str]:
+    """The axes of a kind that a layout says: schedule (empty: one stage), ZeRO, recompute and offload."""
     part = " of some layers" if layout.recompute_every > 1 else ""
     schedule = layout.schedule if layout.pipeline > 1 or _passes(layout.schedule) == _JOINED else ""
-    return schedule, layout.zero_stage, layout.recompute + part
+    moved = " and ".join(name.removeprefix("offload_") for name in layout.offloads)
+    return schedule, layout.zero_stage, layout.recompute + part, moved or "nothing"
 
 
 def _passes(schedule: str) -> str:

@@ -173,10 +173,11 @@ class Evaluation:
         for number, shares in self.named_shares.items():
             category = graph.works[number].category
             alike = [other for other, work in enumerate(graph.works) if work.category == category]
-            all_s = self.by_category_s.get(category, 0.0) * lasting_s[number] / lasting_s[alike].sum()
-            for part, share in shares.items():
+            part = float(lasting_s[number] / lasting_s[alike].sum())
+            all_s = self.by_category_s.get(category, 0.0) * part
+            for name, share in shares.items():
                 apart_s[category] -= share * all_s
-                apart_s[part] = apart_s.get(part, 0.0) + share * all_s
+                apart_s[name] = apart_s.get(name, 0.0) + share * all_s
         return apart_s
 
     @property

@@ -124,13 +124,13 @@ class Columns:
         """Where each part is that layouts offload."""
         return tuple(getattr(self, name) for name in OFFLOADS)
 
-    @property
-    def kind_keys(self) -> tuple[Ints, ...]:
-        """What tells kinds of layouts apart: degrees, ZeRO stage, recompute and schedule."""
+    def kinds(self) -> tuple[Ints, Ints]:
+        """As `distinct_rows`, kinds of layouts: degrees, ZeRO stage, recompute, schedule and offload."""
         ordered = (self.pipeline > 1) | self.of_schedules("joins")
         schedule = np.where(ordered, 1 + self.divisions.schedule[self.division], 0)
         degrees = self.tensor, self.context, self.expert
-        return *degrees, self.zero, self.recompute, np.asarray(self.recompute_every > 1, np.int64), schedule
+        some = np.asarray(self.recompute_every > 1, np.int64)
+        return distinct_rows((*degrees, self.zero, self.recompute, some, schedule, *self.offloads))
 
     @property
     def pipeline(self) -> Ints:

@@ -33,7 +33,6 @@ from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_
 from perfsim.strategies.three_d.pass_path import path_steps_s
 from perfsim.strategies.three_d.space import (
     Columns,
-    distinct_rows,
     divisors,
     layout_space,
     with_light_recompute,
@@ -108,8 +107,8 @@ class ThreeD:
             len(fits),
             closest,
             indivisible,
-            lambda indices: estimate_layouts_s(priced, indices, path_steps_s),
-            lambda: distinct_rows(columns.kind_keys),
+            partial(estimate_layouts_s, priced, estimate=path_steps_s),
+            columns.kinds,
         )
 
     def plan(

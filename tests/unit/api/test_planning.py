@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,3 +77,9 @@ def test_the_memory_limit_moves_plan_predict_and_study_alike(study_of: Callable[
     fields = {"model": "gpt3_6p7b", "candidates": [gpus], "batch_sizes": [16], "memory_limit": limit}
     (candidate,) = ps.study(study_of(**fields)).candidates
     assert free.layout != tight.layout == predicted.layout == candidate.layout
+
+
+def test_a_plan_is_kept_and_read_again_as_other_answers_are() -> None:
+    planned = ps.plan(model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=64)
+    kept = pickle.dumps(planned)
+    assert pickle.loads(kept).document() == planned.document()  # noqa: S301

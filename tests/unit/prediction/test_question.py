@@ -176,6 +176,7 @@ def test_a_tool_that_is_asked_for_runs_at_its_own_speed_where_that_was_measured(
     asked = {"model": "llama31_8b", "system": "dgx-h100", "devices": 64, "batch": 128, "runs_on": tool}
     planned = question_of(asked)
     assert planned.job.runtime.name == runtime
+    assert planned.job.runtime.by_rule == (tool == "deepspeed"), "a tool with a runtime of its own names it"
     given = question_of({**asked, "layout": "dp=64,zero=3"})
     assert given.job.runtime.name == runtime, "a layout that is planned takes as long when it is given"
 

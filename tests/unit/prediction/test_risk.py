@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import perfsim as ps
 from perfsim.prediction import risk
 from perfsim.prediction.bands import Reached
 from perfsim.prediction.planner import Search, best_plan
@@ -126,3 +127,18 @@ def test_novelty_costs_and_more_of_it_costs_no_less() -> None:
     assert list(risk.EXPECTED) == sorted(risk.EXPECTED)
     assert risk.EXPECTED[risk.MOST] == 1.0 < risk.EXPECTED[risk.MOST + 1]
     assert risk.expected(np.array([0, risk.MOST, 99])).tolist() == [1.0, 1.0, risk.EXPECTED[-1]]
+
+
+def test_offload_is_a_novelty_and_its_range_allows_for_the_cpu() -> None:
+    asked = {"model": "llama3_8b", "system": "dgx-h100", "devices": 1, "batch": 8, "runtime": "megatron_core"}
+    layout = "dp=1,zero=1,offload_optimizer=cpu"
+    moved = ps.predict(**asked, layout=layout)
+    plan = moved.run.plan
+    (novel,) = risk.Novelty.of([plan.layout], plan.job, plan.system.device).lacks
+    assert "offload of optimizer instead of offload of nothing" in novel
+    faster, slower = (
+        ps.predict(**asked, layout=layout, **{"system.node.host.optimizer_fraction": rate}).step_time_s
+        for rate in (0.095, 0.03)
+    )
+    assert moved.band_s is not None
+    assert moved.band_s[0] < faster < slower < moved.band_s[1]

@@ -70,6 +70,21 @@ def test_what_the_host_does_not_launch_in_time_is_told_and_a_cuda_graph_saves_it
     assert parts["waits for the host"] <= launched.step_time_s - replayed.step_time_s
 
 
+def test_links_do_not_answer_for_collectives_that_the_host_launches_late() -> None:
+    """As many launches of small messages on links that are a hundred times as fast."""
+    asked = {"model": "cerebras_gpt_590m", "system": "dgx-h100", "devices": 8, "batch": 16}
+    asked |= {"layout": "tp=2,dp=4,mbs=1", "runtime": "megatron_core"}
+    slow = ps.predict(**asked).why.parts_s
+    fast = ps.predict(**asked, **{"system.node.scale_up.bandwidth": "45000 GB/s"}).why.parts_s
+    replayed = ps.predict(**asked, **{"runtime.cuda_graph": True}).why.parts_s
+    assert slow["exposed tensor communication"] == pytest.approx(
+        replayed["exposed tensor communication"], rel=0.02
+    )
+    assert fast["exposed tensor communication"] < 0.7 * slow["exposed tensor communication"]
+    assert slow["waits for the host"] > 2 * slow["compute"]
+    assert {type(seconds) for seconds in slow.values()} == {float}
+
+
 def ideal_system(efficiency: float = 1.0) -> WaferClusterSpec:
     """A CS-2 whose wafer has one efficiency and whose rows take no time; at 1 an upper bound."""
     changes = {
