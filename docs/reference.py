@@ -364,7 +364,6 @@ def trainers_part() -> Iterator[str]:
                 f"{name} other than {'/'.join(map(written, of))}" for name, of in row.needs.items()
             )
             since = f"{row.release}, {row.since or 'no known month'}"
-            since += f", until {row.until}" if row.until else ""
             yield f"| `{row.axis}` | {values} | `{row.setting}` | {since} | {needs} |"
         yield ""
 

@@ -13,9 +13,9 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
-from perfsim.base.errors import InputError, LayoutError, Problem
+from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
-from perfsim.interop import WRITTEN
+from perfsim.interop import WRITTEN, tool_named
 from perfsim.interop.nearest_model import Beyond, Gap, Nearest
 from perfsim.interop.source import Settings, Source, Syntax, nested
 from perfsim.specs.layout import OFFLOADS, Layout, ParallelLayout, text_of
@@ -24,7 +24,7 @@ from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
-from perfsim.specs.trainers import SAID_BY, Limits, that_run
+from perfsim.specs.trainers import SAID_BY, Limits
 from perfsim.specs.trainers import Tool as ToolName
 from perfsim.strategies.plan import Plan
 
@@ -397,17 +397,6 @@ def _not_run(name: ToolName, chosen: Chosen) -> list[str]:
     return [text for limits in (*releases, Limits(name)) for text in limits.lacks(chosen.layout)][:1]
 
 
-def _instead(name: ToolName, chosen: Chosen) -> str:
-    """What helps where a tool cannot run a plan; for one that was made for it, the others that can."""
-    if not isinstance(chosen.layout, ParallelLayout):
-        return ""
-    searched = chosen.job.runtime.searched
-    if searched is None or searched.tool != name:
-        return f"--runs-on {name} plans what it runs"
-    others = (tool for tool in that_run(chosen.layout) if tool in WRITTEN and tool != name)
-    return " or ".join(f"--emit {tool}" for tool in others)
-
-
 @dataclass(frozen=True)
 class Tool:
     """A tool: how its files are recognised and read, its settings, and how a plan is written for it."""
@@ -432,13 +421,11 @@ class Tool:
     comment: str = "# "
     """Begins a line of comment."""
 
-    def emit(self, chosen: Chosen, name: ToolName) -> str:
-        """The settings that run a plan; InputError, or LayoutError where another layout may do."""
+    def refusals(self, chosen: Chosen, name: ToolName) -> list[str]:
+        """Why it cannot run a plan, in words; empty where it can."""
         if self.runs is None or not isinstance(chosen.layout, self.runs):
             machines = f"on {'GPUs' if self.runs is ParallelLayout else 'wafers'}"
-            message = f"{self.title} trains {machines}; {chosen.system.name} is a {chosen.system.kind}"
-            raise InputError(message)
-        layout = text_of(chosen.layout)
+            return [f"it trains {machines}; {chosen.system.name} is a {chosen.system.kind}"]
         refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
         refusals += _not_run(name, chosen)
         # Of fields in use that no row writes, refuses or names as a gap another layout would run.
@@ -446,9 +433,18 @@ class Tool:
         said |= set(OFFLOADS) if "offloads" in said else set()
         unsaid = (known for known in fields(chosen.layout) if known.name not in said)
         in_use = (known.name for known in unsaid if getattr(chosen.layout, known.name) != known.default)
-        refusals += [f"nothing of it says {name}" for name in in_use]
-        help_text = _instead(name, chosen)
-        if reasons := [text for text in refusals if text]:
+        return [text for text in refusals if text] + [f"nothing of it says {name}" for name in in_use]
+
+    def emit(self, chosen: Chosen, name: ToolName) -> str:
+        """The settings that run a plan. Raises LayoutError with all reasons why it cannot run it."""
+        layout = text_of(chosen.layout)
+        if reasons := self.refusals(chosen, name):
+            others = (known for known in WRITTEN if not tool_named(known).refusals(chosen, known))
+            help_text = " or ".join(f"--emit {known}" for known in others)
+            searched = chosen.job.runtime.searched
+            on_gpus = self.runs is ParallelLayout and isinstance(chosen.layout, ParallelLayout)
+            if on_gpus and (searched is None or searched.tool != name):
+                help_text = f"--runs-on {name} plans what it runs"
             raise LayoutError(
                 [Problem(f"{self.title} cannot run {layout}: {text}", help=help_text) for text in reasons]
             )

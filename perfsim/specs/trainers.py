@@ -38,8 +38,6 @@ class Runs:
     """None: all."""
     needs: Mapping[str, Collection[Any]] = field(default_factory=dict)
     """Values of other axes without which it does not run."""
-    until: str = ""
-    """Month of the first release that has it no more; empty: the newest has it."""
 
     def has(self, value: Any) -> bool:
         return self.values is None or value in self.values
@@ -48,8 +46,6 @@ class Runs:
         """Why a value that it has does not run with a release of a month (empty: the newest); else empty."""
         if month and not existed(self.since, month):
             return f"{self.release} of {self.since} is the first with {self.setting}"
-        if self.until and not (month and month < self.until):
-            return f"{self.setting} was removed in {self.until}"
         lacking = [name for name, values in self.needs.items() if getattr(layout, name) not in values]
         others = " and ".join(f"{name} {written(getattr(layout, name))}" for name in lacking)
         return f"{self.setting} does not go with {others}" if others else ""
@@ -204,7 +200,6 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("expert", "parallelism.expert_parallel_degree", *_TITAN_0_1, needs=_SHARDED_BY_ALL),
             Runs("expert_tensor", "parallelism.tensor_parallel_degree", *_TITAN_0_1, needs={"expert": (1,)}),
             Runs("recompute", "activation_checkpoint.mode", *_TITAN, _PARTS),
-            Runs("recompute_every", "selective_ac_option", *_TITAN, until="2026-02"),
             Runs("offload_optimizer", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
             Runs("offload_param", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
         ),

@@ -216,7 +216,7 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ),
         (
             ("run", "--model", "llama31_70b", "--system", "dgx-h100", "--devices", "2", "--batch", "24"),
-            ("zero_stage 0 → 2, which fits with --runs-on any",),
+            ("zero_stage 1 → 2, which fits with --runs-on any",),
         ),
         (
             (*LARGE, "--system", NO_HOST),
