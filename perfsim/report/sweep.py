@@ -84,12 +84,12 @@ def sweep_lines(result: SweepResult) -> list[str]:
     if result.changes:
         table = _change_table(result.changes)
         most = max(2, MAX_ON_TERMINAL // len(result.changes))
-        names = ("in common", "variant", "batch", "step", "MFU", "change", WALL)
+        names: tuple[str, ...] = ("in common", "variant", "batch", "step", "MFU", "change", WALL)
         rows = [row for group in table.by("in common").values() for row in group.rows[:most]]
         left_out = "more variants, of less effect, are in the report."
     else:
         table = _series_table(result.series)
-        names = ("series", "machine", "batch", "step", "MFU", "efficiency", WALL)
+        names = ("series", "machine", "batch", "step", "MFU", *_scaled(result)[:1], WALL)
         fastest = table.sorted(WALL).rows[:MAX_ON_TERMINAL]
         rows = [row for row in table.rows if row in fastest][:MAX_ON_TERMINAL]
         left_out = "more points are in the report, all slower."
@@ -299,7 +299,7 @@ def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
 def _series_table(series: Sequence[Series]) -> Table:
     """Every point of the series at its best batch, every column in one unit."""
     points = [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
-    efficiencies = dict.fromkeys(("efficiency", "in throughput"), text.WHOLE_SHARE)
+    efficiencies = dict.fromkeys(_EFFICIENCIES, text.WHOLE_SHARE)
     units = _units([point for _, point in points]) | efficiencies
     return Table.each(
         (
@@ -312,14 +312,22 @@ def _series_table(series: Sequence[Series]) -> Table:
             for own, point in points
         ),
         {name: (units.get(name), name) for name in _OF_SERIES},
-        "Efficiency is that of healthy steps to the target, relative to the smallest machine of the series.",
+        "Efficiency is that of healthy steps to the target, relative to the smallest machine of the series."
+        if any(len(own.points) > 1 for own in series)
+        else "",
     )
 
 
+_EFFICIENCIES = ("efficiency", "in throughput")
 _OF_SERIES = (
-    "series", "machine", "devices", "batch", "steps", "step", "MFU", "efficiency", "in throughput", WALL,
-    "layout", "limited by",
+    "series", "machine", "devices", "batch", "steps", "step", "MFU", *_EFFICIENCIES, WALL, "layout",
+    "limited by",
 )  # fmt: skip
+
+
+def _scaled(result: SweepResult) -> Sequence[str]:
+    """The columns of efficiency, where a series has several points."""
+    return _EFFICIENCIES if result.scalings else ()
 
 
 def _scaling(result: SweepResult) -> Section:
@@ -329,24 +337,28 @@ def _scaling(result: SweepResult) -> Section:
         "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid. "
         "Efficiency in throughput is what each further device adds to the work; in time, a larger batch also "
         "needs more tokens."
+        if result.scalings
+        else "Each machine at its best batch of the grid, with its 90 % band."
     )
     if len(result.series) > _MAX_SERIES:
         lead += f" {len(result.series) - _MAX_SERIES} more lines are among all points below."
-    columns = ("series", "devices", "batch", WALL, "efficiency", "in throughput", "layout", "limited by")
+    scaled = _scaled(result)
+    columns = ("series", "devices", "batch", WALL, *scaled, "layout", "limited by")
     table = _series_table(result.series[:_MAX_SERIES]).only(*columns)
-    return Section("Scaling", lead, _scaling_curve(table), table, ("devices", WALL, "in throughput"))
+    return Section("Scaling", lead, _scaling_curve(table), table, ("devices", WALL, *scaled[1:]))
 
 
 def _scaling_curve(table: Table) -> go.Figure:
-    """A line for each series with its band, and dotted the ideal from its first point."""
+    """A line for each series with its band, and dotted the ideal from the first of several points."""
     traces = []
     for series in draw.Series.of(table, "devices"):
         devices = series.table.values("devices")
         traces += series.curve("devices", WALL, dash="solid")
         look = draw.IDEAL | {"color": series.colour}
-        shares = zip(series.table.values(WALL), series.table.values("efficiency"), strict=True)
-        ideal = [time * share for time, share in shares]
-        traces.append(draw.line(devices, ideal, look, legendgroup=text.esc(series.name)))
+        if len(devices) > 1:
+            shares = zip(series.table.values(WALL), series.table.values("efficiency"), strict=True)
+            ideal = [time * share for time, share in shares]
+            traces.append(draw.line(devices, ideal, look, legendgroup=text.esc(series.name)))
     unit = table.unit(WALL).name
     counts = table.values("devices")
     times = [end for band in table.bands(WALL) for end in band]

@@ -2,7 +2,7 @@
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -381,10 +381,14 @@ class SweepResult:
             return [f"No point of the grid has a feasible plan: {'; '.join(reasons)}."]
         if self.variants:
             machines = listed((point.machine, point) for point in self.feasible)
-            effects = [scaling.sentence for scaling in self.scalings]
-            effects = effects or [_changed(name, group) for name, group in self.changes.items()]
-            effects = effects or [_times(machine, points) for machine, points in machines.items()]
-            effects = effects[:MAX_SENTENCES]
+            effects = _fastest((scaling.points, scaling.sentence) for scaling in self.scalings)
+            effects = effects or _fastest(
+                ([change.point for change in group], _changed(name, group))
+                for name, group in self.changes.items()
+            )
+            effects = effects or _fastest(
+                ((points, _times(machine, points)) for machine, points in machines.items()), MAX_NAMED
+            )
             if not self.successions:
                 return effects
             first, *_ = self.successions.values()
@@ -397,7 +401,7 @@ class SweepResult:
         if len(self.targets) > 1:
             compared = [target for target in self.targets if len({member.machine for member in target}) > 1]
             summary = [] if self.atlas is None else [self.atlas.sentence]
-            alone = [] if compared else map(_scales, self.series[:MAX_SENTENCES])
+            alone = [] if compared else _fastest((own.points, _scales(own)) for own in self.series)
             return [*summary, *map(_first_at_each, compared), *alone]
         earliest = min(self.feasible, key=lambda point: point.prediction.wall_s)
         reach = verb(earliest.num_devices, "reach", "reaches")
@@ -454,6 +458,15 @@ class SweepResult:
 
 
 # The sentences about variants: step times if all do the same work, else times to the target.
+
+
+def _fastest(told: Iterable[tuple[Sequence[PointResult], str]], most: int = MAX_SENTENCES) -> list[str]:
+    """In their order the sentences about the points with the least times, and how many are left out."""
+    times_s = {words: min(point.prediction.wall_s for point in points) for points, words in told}
+    kept = sorted(times_s, key=times_s.__getitem__)[:most]
+    left = len(times_s) - len(kept)
+    more = [f"{left} more in the tables, {verb(left, 'all slower', 'slower')}."] if left else []
+    return [*filter(kept.__contains__, times_s), *more]
 
 
 def _first_at_each(target: Sequence[Series]) -> str:

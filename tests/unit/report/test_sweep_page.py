@@ -89,3 +89,34 @@ def test_the_head_says_the_answer_once_marks_the_fastest_and_says_what_it_leaves
     assert "the target first" not in page.verdict
     assert page.trust
     assert page.trust not in page.verdict, "nothing is said twice"
+
+
+MACHINES = """\
+title: Machines
+study: {extends: gpt3_20b, model: gpt3_xl, sampling: {tasks: 0}}
+grid:
+  recipe.global_batch_size: [64]
+variants:
+"""
+
+
+def test_a_sweep_of_many_machines_tells_the_fastest_and_no_efficiency_of_single_points(
+    tmp_path: Path,
+) -> None:
+    counts = (1, 2, 3, 4, 5, 6, 8)
+    variants = "".join(
+        f"  at {count}: {{model.num_layers: {4 * count}, "
+        f"candidates: [{{strategy: weight-streaming, system: cs-2, devices: [{count}]}}]}}\n"
+        for count in counts
+    )
+    own = answer(tmp_path, variants, MACHINES)
+    slowest = max(own.feasible, key=lambda point: point.prediction.wall_s)
+    told = [count for count in counts if f"{count} CS-2, on the wall: at {count} " in own.verdict]
+    assert told == [count for count in counts if count != slowest.num_devices]
+    assert "1 more in the tables, slower." in own.verdict
+    assert "fficiency" not in " ".join(sweep_lines(own))
+    alone = replace(own, points=tuple(replace(point, settings={}) for point in own.points[:1]))
+    page = sweep_page(alone)
+    assert [part.table.heads() for part in page.sections if part.heading == "Scaling" and part.table] == [
+        ["series", "devices", "batch", "on the wall (days)", "layout", "limited by"]
+    ]
