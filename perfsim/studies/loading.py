@@ -655,12 +655,33 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
 
 
 def _loaded(value: Any, types: Sequence[Any], catalog: Catalog) -> Any:
-    """A value that may be of these types, with names in it replaced by the descriptions that they name."""
+    """A value that may be of these types, with names in it replaced by the descriptions that they name.
+
+    A mapping that extends a description becomes that description, changed.
+    """
     named = [known for known in types if reader.is_named(known)]
     if isinstance(value, (str, Path)) and named and str not in types:
         return catalog.load(reader.kind_of(named[0]), str(value))
     if isinstance(value, Mapping):
-        return {key: _loaded(part, reader.element(types, key), catalog) for key, part in value.items()}
+        parts = {key: _loaded(part, reader.element(types, key), catalog) for key, part in value.items()}
+        base = parts.pop("extends", None) if named else None
+        if base is None:
+            return parts
+        parent = catalog.load(reader.kind_of(named[0]), str(base))
+        own = {name: None for name in reader.OWN_VALUES if name in type(parent).model_fields}
+        return catalog.override(parent, {"name": f"{base} (changed)", **own, **_by_path(parent, parts)})
     if isinstance(value, list | tuple):
         return [_loaded(part, reader.element(types, 0), catalog) for part in value]
     return value
+
+
+def _by_path(spec: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """By dotted path what changes in a description; a part that is given a name changes as a whole."""
+    paths: dict[str, Any] = {}
+    for key, value in changes.items():
+        part = getattr(spec, key, None)
+        if isinstance(part, BaseModel) and isinstance(value, Mapping) and "name" not in value:
+            paths |= {f"{key}.{path}": inner for path, inner in _by_path(part, value).items()}
+        else:
+            paths[key] = value
+    return paths

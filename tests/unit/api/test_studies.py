@@ -9,6 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
+import yaml
 
 import perfsim as ps
 
@@ -49,6 +50,27 @@ def test_a_study_may_extend_another_and_be_changed(answer: ps.StudyAnswer) -> No
     with_an_object = {**fields, "model": ps.Catalog().model("cerebras_gpt_111m")}
     for study in (extending, with_an_object):
         assert ps.study(study).candidates[0].step_time_s == answer.candidates[0].step_time_s
+
+
+def test_a_part_of_a_mapping_may_extend_a_description_as_in_a_file(tmp_path: Path) -> None:
+    changed = {
+        "recipe": {"extends": "llm_2021", "tokens": 1e10},
+        "model": {"extends": "gpt3_xl", "num_layers": 12},
+        "candidates": [
+            {
+                "strategy": "3d",
+                "system": {"extends": "dgx-a100-80gb", "fabric": {"oversubscription": 2.0}},
+                "devices": [8],
+            }
+        ],
+    }
+    fields = {"extends": "gpt3_20b", **changed, "batch_sizes": [64], "sampling": {"tasks": 0}}
+    path = tmp_path / "same.yaml"
+    path.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    asked, written = (ps.study(study) for study in (fields, path))
+    assert asked.candidates[0].time_to_accuracy_s == written.candidates[0].time_to_accuracy_s
+    with pytest.raises(ps.PerfsimError, match="num_layers"):
+        ps.study({**fields, "model": {"extends": "gpt3_xl", "num_layer": 12}})
 
 
 def test_frames_have_all_rows_or_ask_for_pandas(
