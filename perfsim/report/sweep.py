@@ -77,23 +77,24 @@ def _all_points(result: SweepResult) -> Section:
 
 
 def sweep_lines(result: SweepResult) -> list[str]:
-    """Each machine at its best batch by number of devices, or variants by effect; the verdict last."""
+    """Each machine at its best batch by number of devices, or variants; the verdict last."""
     count = f"{len(result.points):,} points"
     if infeasible := len(result.points) - len(result.feasible):
         count += f", {infeasible:,} without a feasible plan"
     if result.changes:
-        table = _change_table(result.changes)
-        most = max(2, MAX_ON_TERMINAL // len(result.changes))
+        table = _change_table(result.changes, max(2, MAX_ON_TERMINAL // len(result.changes)))
         names: tuple[str, ...] = ("in common", "variant", "batch", "step", "MFU", "change", WALL)
-        rows = [row for group in table.by("in common").values() for row in group.rows[:most]]
+        rows = table.rows
+        count_all = sum(map(len, result.changes.values()))
         left_out = "more variants, of less effect, are in the report."
     else:
         table = _series_table(result.series)
         names = ("series", "machine", "batch", "step", "MFU", *_scaled(result)[:1], WALL)
         fastest = table.sorted(WALL).rows[:MAX_ON_TERMINAL]
         rows = [row for row in table.rows if row in fastest][:MAX_ON_TERMINAL]
+        count_all = len(table.rows)
         left_out = "more points are in the report, all slower."
-    more = len(table.rows) - len(rows)
+    more = count_all - len(rows)
     caption = " ".join([table.caption, *([f"{more} {left_out}"] if more else [])])
     points = replace(table, rows=rows, caption=caption).only(*names).grouped()
     shown, rest = text.split_caveats(result.caveats, result.verdict)
@@ -467,11 +468,12 @@ def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> s
 # How much longer or shorter a step becomes under each variant, and the time to the target of each.
 
 
-def _change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
-    """Every variant in every group, the largest effect first: its step, the change, and what limits it."""
+def _change_table(changes: Mapping[str, Sequence[Change]], most: int | None = None) -> Table:
+    """The first and the largest effects of each group, at most `most`: step, change, and what limits it."""
     rows = []
     for group, (first, *others) in changes.items():
-        for own in [first, *sorted(others, key=lambda own: -max(own.ratio, 1.0 / own.ratio))]:
+        largest = sorted(others, key=lambda own: -max(own.ratio, 1.0 / own.ratio))[: most and most - 1]
+        for own in [first, *filter(largest.__contains__, others)]:
             changed = None if own.point is own.base else own.ratio - 1.0
             mark = "*" if own.policy and changed is not None else ""
             row = {"in common": group, "variant": own.point.variant, "change": Cell(changed, note=mark)}

@@ -201,6 +201,8 @@ SAME = 0.01
 """Relative changes of the step time below this are not reported one by one."""
 MAX_NAMED = 6
 """Most changes of one group that a sentence names."""
+MOST_OF_A_POLICY = 40
+"""Characters of a changed policy that a sentence tells; the page tells a longer one."""
 MAX_SENTENCES = 3
 """Most sentences of one kind; the page shows the rest."""
 BILL = ("wall_s", "device_hours", "energy_kwh", "carbon_kg", "money")
@@ -231,8 +233,7 @@ class Change:
             if name not in left_out and len({str(layout.get(name)) for layout in layouts}) > 1
         ]
         ends = (
-            " ".join(f"{_SHORT.get(name, name)}={written(layout[name])}" for name in names if name in layout)
-            for layout in layouts
+            " ".join(_setting(name, layout[name]) for name in names if name in layout) for layout in layouts
         )
         return " → ".join(ends) if names else ""
 
@@ -247,8 +248,15 @@ def _values(spec: BaseModel, root: str) -> dict[str, str]:
 
 
 _SHORT = {name: axis.short for name, axis in AXES.items() if axis.short}
+_UNSET = {"layers_per_stage": "even", "shard_group": "all"}
+"""What None stands for."""
+
 _DERIVED = ("num_microbatches", "stream_chunks")
 """Settings that follow from others."""
+
+
+def _setting(name: str, value: Any) -> str:
+    return f"{_SHORT.get(name, name)}={_UNSET.get(name, 'none') if value is None else written(value)}"
 
 
 @dataclass(frozen=True)
@@ -325,11 +333,12 @@ class SweepResult:
         if not self.variants:
             return {}
         first = self.variants[0]
-        machines = {(point.variant, point.num_devices) for point in self.feasible}
-        several = len(machines) > len({variant for variant, _ in machines})
+        machines = listed((point.variant, (point.system, point.num_devices)) for point in self.points)
+        several = any(len(set(own)) > 1 for own in machines.values())
+        alike = len(set(map(frozenset, machines.values()))) == 1
         groups: dict[str, dict[str, PointResult]] = {}
         for point in self.feasible:
-            shared = [f"{point.num_devices:,} devices"] if several else []
+            shared = [point.machine if alike else f"{point.num_devices:,} devices"] if several else []
             name = ", ".join(filter(None, [*shared, settings_text(point.settings_but(VARIANT))]))
             groups.setdefault(name or "all else equal", {}).setdefault(point.variant, point)
         changes = {
@@ -375,10 +384,16 @@ class SweepResult:
 
     @cached_property
     def sentences(self) -> Sequence[str]:
-        """Who reaches the target first, how machines compare or scale, and what variants change."""
+        """What the points with a plan say, and a few points that have none."""
         if not self.feasible:
             reasons = self.points[0].reasons if self.points else ("the grid is empty",)
             return [f"No point of the grid has a feasible plan: {'; '.join(reasons)}."]
+        without = [point.named for point in self.points if not point.feasible]
+        few = 0 < len(without) <= MAX_SENTENCES
+        return [*self._answers(), *([f"Without a feasible plan: {'; '.join(without)}."] if few else [])]
+
+    def _answers(self) -> Sequence[str]:
+        """Who reaches the target first, how machines compare or scale, and what variants change."""
         if self.variants:
             machines = listed((point.machine, point) for point in self.feasible)
             effects = _fastest((scaling.points, scaling.sentence) for scaling in self.scalings)
@@ -490,12 +505,16 @@ def _changed(name: str, changes: Sequence[Change]) -> str:
     step = changes[0].base.prediction
     moved = [change for change in changes[1:] if abs(change.ratio - 1) >= SAME]
     still = [change.point.variant for change in changes[1:] if change not in moved]
+    largest = sorted(moved, key=lambda change: -abs(change.ratio - 1))[:MAX_NAMED]
     words = []
-    for change in sorted(moved, key=lambda change: -abs(change.ratio - 1))[:MAX_NAMED]:
+    for change in filter(largest.__contains__, moved):
         ratio = change.ratio
         said = f"{ratio:.1f} times as long" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} %"
         replanned = change.policy and change.base.system == change.point.system
-        policy = f" (policy changed: {change.policy})" if replanned else ""
+        short = len(change.policy) <= MOST_OF_A_POLICY
+        policy = (
+            f" ({f'policy changed: {change.policy}' if short else 'another layout'})" if replanned else ""
+        )
         words.append(f"{change.point.variant} {said}{policy}")
     if len(moved) > MAX_NAMED:
         words.append(f"{len(moved) - MAX_NAMED} more")

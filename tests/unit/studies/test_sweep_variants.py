@@ -119,3 +119,17 @@ def test_a_variant_may_have_candidates_of_its_own_and_a_mistake_in_them_has_its_
     with pytest.raises(CatalogError, match="unknown strategy '4d'") as raised:
         load_sweep(written(tmp_path, OWN_MACHINES.replace("strategy: 3d", "strategy: 4d")))
     assert raised.value.problems[0].line == HEAD.count("\n") + 5
+
+
+def test_variants_of_several_machines_are_told_by_machine_in_their_order_with_those_that_have_no_plan(
+    steps: SweepResult,
+) -> None:
+    assert [*steps.changes] == ["1 CS-2, batch 32", "32 CS-2, batch 32"]
+    points = (one if one.num_devices == 32 else replace(one, answer=None) for one in steps.points)
+    told, left = replace(steps, points=tuple(points)).sentences
+    assert told.startswith("32 CS-2, batch 32: a step of 'as it is' takes ")
+    assert told.index("twice the I/O") < told.index("a quarter of MemoryX")
+    assert left.startswith("Without a feasible plan: 1 CS-2 with as it is; 1 CS-2 with twice the I/O; ")
+    even = layout_of(steps, pipeline=1, layers_per_stage=None)
+    uneven = layout_of(steps, pipeline=2, layers_per_stage=[1, 2])
+    assert Change(uneven, even).policy == "pp=2 layers_per_stage=1-2 → pp=1 layers_per_stage=even"
