@@ -92,10 +92,14 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
             problems.append(problem(("cases",), f"{count} cases are called {name}"))
     devices = []
     predicted = []
+    frameworks: dict[str, None] = {}
     for number, case in enumerate(file.cases):
         try:
             devices.append(case.system.spec(catalog).device.name)
-            predicted.append(case.placed(catalog).evaluation.step_time_s)
+            placed = case.placed(catalog)
+            predicted.append(placed.evaluation.step_time_s)
+            if (stack := placed.plan.job.runtime.stack) and not case.on_wafers:
+                frameworks[stack.name] = None
         except PerfsimError as error:
             problems.append(problem(("cases", number), f"case {case.id} cannot be predicted: {error}"))
     if len(set(devices)) > 1:
@@ -115,6 +119,7 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
         description=f"Measured steps of {file.cluster} over those predicted for {devices[0]}",
         device=devices[0],
         scale=scale,
+        frameworks=tuple(frameworks),
         cases=tuple(
             MeasuredStep(
                 id=case.id,

@@ -127,7 +127,8 @@ def caveats_of(
     plan = evaluation.plan
     runs = Reached.like(plan)
     # The user's own steps show what all runs of their machine have alike.
-    own = evaluation.cluster is not None
+    cluster = evaluation.cluster
+    own = cluster is not None and not cluster.others_than(plan.job.runtime.stack)
     said = {unknown.code: unknown.words for unknown in unknowns_of(plan) if not (own and unknown.shared)}
     caveats = [Caveat.of(code, words) for code, words in said.items() if code in _OF_THE_JOB]
     for caveat in (
@@ -307,9 +308,11 @@ def _of_run(evaluation: Evaluation) -> Iterator[Caveat]:
             f"optimistic; the best has {100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)",
         )
     if cluster := evaluation.cluster:
-        severity: Severity = "serious" if mfu > 1.0 else "warning" if cluster.is_wide else "info"
+        others = cluster.others_than(plan.job.runtime.stack)
+        severity: Severity = "serious" if mfu > 1.0 else "warning" if cluster.is_wide or others else "info"
         cannot = "; an MFU above 100 % cannot be: other software ran its steps" if mfu > 1.0 else ""
-        yield Caveat("cluster-scaled", severity, f"{cluster.note}{cannot}")
+        apart = f"; these ran under {others} by prediction, this step does not" if others else ""
+        yield Caveat("cluster-scaled", severity, f"{cluster.note}{cannot}{apart}")
 
 
 def _inputs(plan: Plan, cause: str, allowed_share: float) -> Iterator[Caveat]:

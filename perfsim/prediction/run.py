@@ -233,7 +233,9 @@ class Evaluation:
     @cached_property
     def accuracy(self) -> Accuracy:
         """The errors on the published runs most like the plan, and the 90 % band of the step time."""
-        own = [] if self.cluster is None else [case.residual for case in self.cluster.cases]
+        cluster = self.cluster
+        apart = cluster is None or cluster.others_than(self.plan.job.runtime.stack)
+        own = [] if cluster is None or apart else [case.residual for case in cluster.cases]
         return Accuracy.of(self.plan, self.trace.hidden_share, measured=own)
 
     @property

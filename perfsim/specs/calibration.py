@@ -384,7 +384,14 @@ class ClusterCalibration(Calibration):
     """The device of the measured steps; the scale does not apply to others."""
     scale: Factor
     """Measured over predicted step time: the geometric mean of the cases."""
+    frameworks: tuple[str, ...] = ()
+    """Those with which the cases were predicted; empty: a file of before they were written."""
     cases: Annotated[tuple[MeasuredStep, ...], Field(min_length=2)]
+
+    def others_than(self, framework: FrameworkCalibration | None) -> str:
+        """The frameworks of the cases, where a step has another: the scale need not hold then. Else empty."""
+        known = framework is None or not self.frameworks or framework.name in self.frameworks
+        return "" if known else " and ".join(self.frameworks)
 
     @property
     def spread(self) -> float:

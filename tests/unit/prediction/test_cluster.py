@@ -180,6 +180,19 @@ def test_a_run_is_stretched_as_a_whole_and_says_by_what(tmp_path: Path) -> None:
     )
 
 
+def test_a_scale_of_another_framework_warns_and_makes_no_narrow_range(tmp_path: Path) -> None:
+    cluster = fit_cluster([measured(tmp_path, case("a", 8, 0.03), case("b", 16, 0.031))])
+    assert cluster.frameworks == ("megatron-core-te",)
+    asked = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 32, "layout": "dp=8,mbs=1"}
+    same, other = (
+        ps.predict(**asked, cluster=cluster, runtime=name) for name in ("megatron_core", "megatron_2021")
+    )
+    said = [{caveat.code: caveat for caveat in step.caveats}["cluster-scaled"] for step in (same, other)]
+    assert [caveat.severity for caveat in said] == ["info", "warning"]
+    assert "ran under megatron-core-te" in said[1].text
+    assert other.run.accuracy == Accuracy.of(other.run.plan, other.run.trace.hidden_share)
+
+
 def test_a_scale_of_another_device_or_of_another_kind_is_refused(tmp_path: Path) -> None:
     for given, said in (
         (on_wafers(tmp_path, "a100-sxm4-80gb"), "was measured on a100-sxm4-80gb; cs-2 is built of wse-2"),
