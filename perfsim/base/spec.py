@@ -85,6 +85,10 @@ class Spec(BaseModel):
             raise CatalogError([Problem(words) for words in refused_values(error.errors())]) from None
 
 
+UNNAMED = "inline"
+"""The name of a description that is written without one inside another."""
+
+
 class CatalogSpec(Spec):
     """A description that stands in a file of its own and is found by its name.
 

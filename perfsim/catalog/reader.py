@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
-from perfsim.base.spec import CatalogSpec, SpecT
+from perfsim.base.spec import UNNAMED, CatalogSpec, SpecT
 from perfsim.base.text import covering, did_you_mean, nearest
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog.yaml_tree import Loc, Mark, Node, Scalar
@@ -194,7 +194,7 @@ class _Resolver:
                 loaded = self.catalog.load(kind, node.text, self.file.parent)
             else:
                 mapping = LocatedMapping(self.file, node, [])
-                default_name = "inline"
+                default_name = UNNAMED
                 if "extends" in node.mapping:
                     default_name = f"{node.mapping['extends'].text} (changed)"
                     mapping = mapping.extended(kind, self.catalog)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from perfsim.base.arrays import Floats
+from perfsim.base.spec import UNNAMED
 from perfsim.base.units import DAY_S
 from perfsim.convergence.uncertain import Z_90, Place, Uncertain, Values, typical
 from perfsim.specs.wall_clock import (
@@ -238,14 +239,15 @@ def inputs_of(spec: WallClockSpec) -> list[Uncertain]:
 def _ranges(spec: WallClockSpec) -> dict[int, Uncertain]:
     """The ranges of a wall clock by their ids, named by field, domain or tier, and clock."""
     named: list[Any] = [part for tier in spec.copies for part in (*tier.survives, tier)]
-    parts = [(f"{part.name} of {spec.name}", part) for part in named]
+    clock = "the study's own wall clock" if spec.name == UNNAMED else spec.name
+    parts = [(f"{part.name} of {clock}", part) for part in named]
     return {
         id(value): Uncertain(
             f"{name.replace('_', ' ')} of {of}",
             *(value.low, value.typical, value.high),
             _UNITS.get(type(value), ""),
         )
-        for of, part in (*parts, (spec.name, spec))
+        for of, part in (*parts, (clock, spec))
         for name, value in part
         if isinstance(value, Range)
     }

@@ -393,7 +393,7 @@ def _like_table(shown: Sequence[answers.Answer], decision: answers.Decision) -> 
     columns: dict[str, Any] = {
         "machine": (None, "short"),
         "tokens/s per device": (text.COUNT, lambda own: own.tokens_per_s / own.num_devices),
-        "device-days": (text.COUNT, lambda own: decision.of(own.label).device_hours.typical / 24),
+        "device-days": (text.FEW, lambda own: decision.of(own.label).device_hours.typical / 24),
         "kWh per billion tokens": (text.NUMBER, partial(of, "energy_kwh_per_1e9_tokens")),
         f"{decision.currency} per billion tokens": (text.NUMBER, partial(of, "cost_per_1e9_tokens")),
         "time at equal power": (unit, partial(of, "equal_power_s")),

@@ -29,6 +29,7 @@ _MAX_WORD = 30
 """Longer words may be broken where a column of a terminal is narrow."""
 _BREAK = re.compile(r"\s|(?<=[^\W\d]-)(?=[^\W\d])")
 """Where `textwrap` breaks lines: at spaces, and after a hyphen between letters."""
+_FOUR_DIGITS = re.compile(r"\b(?<!,)(\d),(\d{3})\b(?!,)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +236,9 @@ class Table:
         marked = [any(row[index].mark for row in self.rows) for index in range(len(self.columns))]
 
         def narrow(cell: Cell, column: _Column) -> str:
-            """A band as narrow as it can be: `1450 (1430-1520)`."""
+            """A band as narrow as it can be: `1450 (1430-1520)`; more digits stay apart."""
             words = self.text(cell, column, "-", bare=True)
-            return words.replace(",", "") if cell.band else words
+            return _FOUR_DIGITS.sub(r"\1\2", words) if cell.band else words
 
         rows = [
             [

@@ -119,6 +119,8 @@ def si(value: float, unit: str) -> str:
 
 NUMBER = Unit()
 COUNT = Unit(digits=integer)
+FEW = Unit(digits=lambda value: number(value) if value < 100 else integer(value))
+"""All digits of a large amount, three of a small one."""
 LARGE = Unit(suits=_large_unit)
 """`24.3 million`; below a million all digits."""
 large = LARGE.text

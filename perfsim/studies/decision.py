@@ -453,7 +453,10 @@ MOST_MONTHS = 12
 
 
 def eras_of(study: StudySpec, pair: Sequence[PointResult], ask: Callable[[Point], Answer]) -> Eras | None:
-    """The first on the wall and its rival on equal dates; None where they are at most `MOST_MONTHS` apart."""
+    """The first on the wall and its rival on equal dates.
+
+    None where they are at most `MOST_MONTHS` apart, or where the day changes neither.
+    """
     if len(pair) < 2:
         return None
     first, rival = (point.prediction for point in pair)
@@ -471,6 +474,8 @@ def eras_of(study: StudySpec, pair: Sequence[PointResult], ask: Callable[[Point]
     except PerfsimError as error:
         said += f", and no day has both: {error.problems[0].message}."
         return Eras("", first.label, rival.label, said)
+    if not asked.known:  # the day changes neither
+        return None
     take = f"{rival.machine} {verb(rival.num_devices, 'take', 'takes')} {eras[0].ratio:.2f} times as long"
     said += f": on equal dates ({eras[0].day}) {take} as {first.machine}."
     return Eras(eras[0].day, first.label, rival.label, said, eras=eras)

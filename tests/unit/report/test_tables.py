@@ -14,8 +14,8 @@ import pytest
 
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.report.page import Page, Section
-from perfsim.report.table import Table, document_text, plain, write_table
-from perfsim.report.text import COUNT
+from perfsim.report.table import Cell, Table, document_text, plain, write_table
+from perfsim.report.text import COUNT, FEW, NUMBER
 
 ROWS: list[dict[str, Any]] = [
     {"name": 'a, "b"', "seconds": 0.1 + 0.2, "steps": 3, "fits": True, "note": None, "mixed": 1, "or": True},
@@ -60,3 +60,14 @@ def test_a_document_has_sorted_keys_and_every_digit_and_what_is_not_finite_is_nu
 def test_values_of_numpy_and_read_only_mappings_are_plain_json() -> None:
     value = MappingProxyType({"a": np.float64(0.5), "b": np.arange(3), "c": (np.int64(7), True, None)})
     assert json.dumps(plain(value)) == '{"a": 0.5, "b": [0, 1, 2], "c": [7, true, null]}'
+
+
+def test_a_band_is_narrow_and_digits_of_large_numbers_stay_apart() -> None:
+    table = Table.of(
+        {"what": None, "days": NUMBER}, [["a", Cell(value, (value, value))] for value in (1450, 5.64e6)]
+    )
+    assert [line.split()[1:] for line in table.lines()[-2:]] == [
+        ["1450", "(1450-1450)"],
+        ["5,640,000", "(5,640,000-5,640,000)"],
+    ]
+    assert [FEW.text(value) for value in (0.4321, 18615.2)] == ["0.432", "18,615"]

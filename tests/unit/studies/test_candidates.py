@@ -279,6 +279,10 @@ def test_terminal_and_page_say_the_rate_of_production_and_the_parts_of_a_wall_cl
     assert rate in page.note
     assert "The whole run" in [section.heading for section in page.sections]
     assert any("Starting points from published laws: " in section.lead for section in page.sections)
+    own = run_study(
+        loaded(tmp_path, GPUS, f"{WAFER}, wall_clock: {{queue: {{low: 1 h, typical: 1 d, high: 60 d}}}}")
+    )
+    assert "queue of the study's own wall clock" in {lever.name for lever in own.decision.levers}
     plain = run_study(loaded(tmp_path, WAFER, more="production: none"))
     assert "of the rate" not in " ".join(study_lines(plain))
     assert "The whole run" not in [section.heading for section in study_page(plain).sections]

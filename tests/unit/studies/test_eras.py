@@ -86,6 +86,9 @@ def test_candidates_of_one_year_or_one_day_are_told_nothing_of_dates() -> None:
     alike = ps.study({**SMALL, "candidates": PAIR[:1], "batch_sizes": [128]})
     assert alike.eras is None
     assert "other reading" not in alike.grounds
+    unmoved = ps.study({"extends": "llama31_70b_2026", "sampling": {"mode": "off"}})
+    assert unmoved.eras is None
+    assert "equal dates" not in " ".join(unmoved.grounds.values())
 
 
 def test_the_figure_over_dates_marks_the_day_of_the_answer() -> None:
