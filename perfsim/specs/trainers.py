@@ -275,8 +275,8 @@ class Limits:
 
 def _in_use(layout: ParallelLayout, axis: str) -> bool:
     """Whether an axis asks something of a tool."""
-    if axis in SAID_BY:
-        return bool(getattr(layout, SAID_BY[axis]) > 1)
+    if axis in SAID_BY and getattr(layout, SAID_BY[axis]) > 1:
+        return True
     return axis not in FREE and getattr(layout, axis) != AXES[axis].default
 
 

@@ -321,6 +321,7 @@ def layout_space(
     return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
 
 
+@lru_cache(maxsize=8192)
 def _runs(limits: Limits | None, **settings: Any) -> bool:
     """Whether the tool of a job runs a layout with some settings and no others; true where it names none."""
     return limits is None or limits.runs(ParallelLayout(**settings))
@@ -468,12 +469,17 @@ def _combined(
 
     sharded = [pair for pair in sharded if runs_sharded(*pair)]
     splits = [split for split in splits if runs(tensor=tensor, sequence_parallel=bool(split))]
-    of_divisions = [_recompute_modes(job, max(divisions[number].layers)) for number in numbers.tolist()]
-    modes = [
-        (mode, every)
-        for mode, every in sorted(set(chain(*of_divisions)))
-        if runs(recompute=MODES[mode], recompute_every=every)
+    of_divisions = [
+        [
+            (mode, every)
+            for mode, every in _recompute_modes(job, max(division.layers))
+            if runs(
+                pipeline=pipeline, schedule=division.schedule, recompute=MODES[mode], recompute_every=every
+            )
+        ]
+        for division in map(divisions.__getitem__, numbers.tolist())
     ]
+    modes = sorted(set(chain(*of_divisions)))
     if not (sharded and splits and modes):
         return np.zeros((len(_COLUMNS), 0), dtype=np.int32)
     microbatches = share // np.array(sizes, dtype=np.int64)
@@ -573,10 +579,10 @@ def with_light_recompute(job: Job, space: Columns, short: Bools) -> Columns:
 
 
 def with_module_recompute(job: Job, space: Columns) -> Columns:
-    """A space and, for each of its layouts of full recompute, one with each mode of single modules."""
+    """A space and, for each of its layouts without recompute, one with each mode of single modules."""
     if job.recipe.recompute != "auto":
         return space
-    some = space.rows((space.recompute == MODES.index("full")) & (space.recompute_every == 1))
+    some = space.rows(space.recompute == MODES.index("none"))
     latent = job.model.latent_attention is not None
     modes = [
         MODES.index(mode)
