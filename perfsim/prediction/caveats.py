@@ -304,8 +304,8 @@ def _of_run(evaluation: Evaluation) -> Iterator[Caveat]:
         best, words = above
         yield Caveat.of(
             "mfu-above-published",
-            f"MFU {100 * mfu:.0f} % lies above every published run on {best.device} {words}: take it as "
-            f"optimistic; the best has {100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)",
+            f"MFU {100 * mfu:.0f} % lies above the {100 * best.mfu:.0f} % of the best published run on "
+            f"{best.device} {words}: take it as optimistic; that is {best.id}, on {best.num_devices:,}",
         )
     if cluster := evaluation.cluster:
         others = cluster.others_than(plan.job.runtime.stack)

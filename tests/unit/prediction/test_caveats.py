@@ -242,6 +242,7 @@ def test_texts_of_caveats_have_the_figures_of_their_question() -> None:
         (tf32, "precision-outside", "no published run in tf32; the constants"),
         (gpus(memory_limit=0.1), "memory-above-limit", "above the limit of 10 %"),
         (scaled(0.01, -0.01), "cluster-scaled", "step times multiplied by 1.1"),
+        (wafers(system="cs-2-peak"), "mfu-above-published", "the 27 % of the best published run on wse-2"),
     ):
         caveat = caveat_of(prediction, code)
         assert caveat is not None
