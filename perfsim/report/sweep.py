@@ -85,16 +85,14 @@ def sweep_lines(result: SweepResult) -> list[str]:
         table = _change_table(result.changes, max(2, MAX_ON_TERMINAL // len(result.changes)))
         names: tuple[str, ...] = ("in common", "variant", "batch", "step", "MFU", "change", WALL)
         rows = table.rows
-        count_all = sum(map(len, result.changes.values()))
         left_out = "more variants, of less effect, are in the report."
     else:
         table = _series_table(result.series)
-        names = ("series", "machine", "batch", "step", "MFU", *_scaled(result)[:1], WALL)
+        names = ("series", "machine", "batch", "step", "MFU", *_EFFICIENCIES[: bool(result.scalings)], WALL)
         fastest = table.sorted(WALL).rows[:MAX_ON_TERMINAL]
         rows = [row for row in table.rows if row in fastest][:MAX_ON_TERMINAL]
-        count_all = len(table.rows)
         left_out = "more points are in the report, all slower."
-    more = count_all - len(rows)
+    more = (sum(map(len, result.changes.values())) or len(table.rows)) - len(rows)
     caption = " ".join([table.caption, *([f"{more} {left_out}"] if more else [])])
     points = replace(table, rows=rows, caption=caption).only(*names).grouped()
     shown, rest = text.split_caveats(result.caveats, result.verdict)
@@ -326,11 +324,6 @@ _OF_SERIES = (
 )  # fmt: skip
 
 
-def _scaled(result: SweepResult) -> Sequence[str]:
-    """The columns of efficiency, where a series has several points."""
-    return _EFFICIENCIES if result.scalings else ()
-
-
 def _scaling(result: SweepResult) -> Section:
     """The time of every series by its number of devices."""
     lead = (
@@ -343,7 +336,7 @@ def _scaling(result: SweepResult) -> Section:
     )
     if len(result.series) > _MAX_SERIES:
         lead += f" {len(result.series) - _MAX_SERIES} more lines are among all points below."
-    scaled = _scaled(result)
+    scaled = _EFFICIENCIES if result.scalings else ()
     columns = ("series", "devices", "batch", WALL, *scaled, "layout", "limited by")
     table = _series_table(result.series[:_MAX_SERIES]).only(*columns)
     return Section("Scaling", lead, _scaling_curve(table), table, ("devices", WALL, *scaled[1:]))

@@ -655,10 +655,7 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
 
 
 def _loaded(value: Any, types: Sequence[Any], catalog: Catalog) -> Any:
-    """A value that may be of these types, with names in it replaced by the descriptions that they name.
-
-    A mapping that extends a description becomes that description, changed.
-    """
+    """A value that may be of these types; names in it, and what extends one, become descriptions."""
     named = [known for known in types if reader.is_named(known)]
     if isinstance(value, (str, Path)) and named and str not in types:
         return catalog.load(reader.kind_of(named[0]), str(value))

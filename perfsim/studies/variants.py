@@ -232,10 +232,12 @@ class Change:
             for name in dict.fromkeys(chain(*layouts))
             if name not in left_out and len({str(layout.get(name)) for layout in layouts}) > 1
         ]
+        known = ([name for name in names if layout.get(name) is not None] for layout in layouts)
         ends = (
-            " ".join(_setting(name, layout[name]) for name in names if name in layout) for layout in layouts
+            " ".join(f"{_SHORT.get(name, name)}={written(layout[name])}" for name in own)
+            for layout, own in zip(layouts, known, strict=True)
         )
-        return " → ".join(ends) if names else ""
+        return " → ".join(end or "default" for end in ends) if names else ""
 
 
 def _values(spec: BaseModel, root: str) -> dict[str, str]:
@@ -248,15 +250,9 @@ def _values(spec: BaseModel, root: str) -> dict[str, str]:
 
 
 _SHORT = {name: axis.short for name, axis in AXES.items() if axis.short}
-_UNSET = {"layers_per_stage": "even", "shard_group": "all"}
-"""What None stands for."""
 
 _DERIVED = ("num_microbatches", "stream_chunks")
 """Settings that follow from others."""
-
-
-def _setting(name: str, value: Any) -> str:
-    return f"{_SHORT.get(name, name)}={_UNSET.get(name, 'none') if value is None else written(value)}"
 
 
 @dataclass(frozen=True)
@@ -512,9 +508,8 @@ def _changed(name: str, changes: Sequence[Change]) -> str:
         said = f"{ratio:.1f} times as long" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} %"
         replanned = change.policy and change.base.system == change.point.system
         short = len(change.policy) <= MOST_OF_A_POLICY
-        policy = (
-            f" ({f'policy changed: {change.policy}' if short else 'another layout'})" if replanned else ""
-        )
+        told = f"policy changed: {change.policy}" if short else "another layout"
+        policy = f" ({told})" if replanned else ""
         words.append(f"{change.point.variant} {said}{policy}")
     if len(moved) > MAX_NAMED:
         words.append(f"{len(moved) - MAX_NAMED} more")

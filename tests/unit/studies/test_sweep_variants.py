@@ -132,4 +132,4 @@ def test_variants_of_several_machines_are_told_by_machine_in_their_order_with_th
     assert left.startswith("Without a feasible plan: 1 CS-2 with as it is; 1 CS-2 with twice the I/O; ")
     even = layout_of(steps, pipeline=1, layers_per_stage=None)
     uneven = layout_of(steps, pipeline=2, layers_per_stage=[1, 2])
-    assert Change(uneven, even).policy == "pp=2 layers_per_stage=1-2 → pp=1 layers_per_stage=even"
+    assert Change(uneven, even).policy == "pp=2 layers_per_stage=1-2 → pp=1"
