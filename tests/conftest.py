@@ -1,7 +1,5 @@
 """What all tests share: how hypothesis searches, where the checkout is, and results of studies."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Benchmarks keep their figures; with PERFSIM_BENCHMARKS=FILE they are written there as Markdown."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Callable

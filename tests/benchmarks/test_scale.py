@@ -3,8 +3,6 @@
 Each figure is of a process of its own, imports included. Exponents are fitted in logarithms over the sizes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -6,8 +6,6 @@ simulates it and breaks the step down. Verbs are compared with importing NumPy a
 since every verb does that. A cold run compiles all modules anew; a warm one finds them compiled.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """A headless Chromium without a network, and reports to open in it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The page of `perfsim explorer` in a real browser: driven by the keyboard, without a network."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from collections.abc import Callable, Iterator

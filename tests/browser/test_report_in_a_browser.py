@@ -1,7 +1,5 @@
 """The report of a study, and of a sweep, in a real browser that has no network."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path

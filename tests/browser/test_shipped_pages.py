@@ -3,8 +3,6 @@
 Each page is made once, with fewer points and batches than its file asks for, and opened once.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 from collections.abc import Callable, Mapping

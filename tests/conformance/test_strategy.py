@@ -1,7 +1,5 @@
 """Every strategy in the registry, and every plug-in that is installed, keeps what the protocol promises."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsim.strategies import strategy, strategy_names

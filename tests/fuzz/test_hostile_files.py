@@ -5,8 +5,6 @@ over 20 s, answer with numbers that are none, or refuse a file without saying wh
 slow tests; with PERFSIM_FUZZ=FILE (`make fuzz`) all inputs run, and FILE gets a table.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -9,8 +9,6 @@ the tests that reach the changed line, of whatever room, until one fails. Messag
 alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

@@ -1,7 +1,5 @@
 """The tool of `make mutations`: what it changes, and that tests find nearly every change of a room."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

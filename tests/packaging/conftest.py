@@ -1,7 +1,5 @@
 """Built artefacts, made once per session, and a way to run programs away from the checkout."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Prints the lowest releases that pyproject.toml allows, for pip: `make oldest` tests with them."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from pathlib import Path

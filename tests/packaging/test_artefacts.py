@@ -1,7 +1,5 @@
 """Wheel, source distribution and editable install carry what they should, and nothing else."""
 
-from __future__ import annotations
-
 import sys
 import tarfile
 import zipfile

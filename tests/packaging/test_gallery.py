@@ -1,7 +1,5 @@
 """The gallery of shipped studies, made of two small ones."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What users import: documented names with types, and only the libraries that a verb needs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

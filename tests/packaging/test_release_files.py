@@ -1,7 +1,5 @@
 """What a release takes along: citation, recipe, workflows and templates say what the package says."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The reference is what the program says today, the documentation builds as a site, and the tour runs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Documents: every block of README and docs, executed in its order, and what they name exists."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

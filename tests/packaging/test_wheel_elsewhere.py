@@ -1,7 +1,5 @@
 """A wheel in a new environment, far from any checkout, answers the main question."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

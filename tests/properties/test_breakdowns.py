@@ -1,7 +1,5 @@
 """Where the time of devices went, against the plain definition: what a device does in each second."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Collectives: moves compute what they claim, as many as the formulas say; times behave."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

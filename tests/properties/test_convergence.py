@@ -1,7 +1,5 @@
 """Laws that hold for every batch, machine and critical batch."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Simulation and longest path: two ways to the same time, on graphs and durations at random."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

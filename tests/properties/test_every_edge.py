@@ -4,8 +4,6 @@ The networks are small enough to change every edge in turn. An edge *binds* wher
 less than one communication asks for, and cannot bind where it is at least what all streams together ask for.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Fair sharing against a slow solver that follows every single flow and keeps no state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

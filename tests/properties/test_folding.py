@@ -1,7 +1,5 @@
 """Folded, partly unfolded and unfolded graphs give one answer, with and without shared links, at random."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, NamedTuple
 

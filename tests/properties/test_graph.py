@@ -1,7 +1,5 @@
 """Graphs written at random: derived dependencies against a slow reading, stamping against single tasks."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What is emitted for a tool is read back as the plan that it was, but for the gaps that the text names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layouts at random: what the planner lists is legal, what is illegal is refused in full."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What must hold of every valid question, whatever its numbers: parts, shares, and more of anything."""
 
-from __future__ import annotations
-
 import json
 import math
 import operator

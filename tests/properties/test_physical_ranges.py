@@ -1,7 +1,5 @@
 """Every number of every description has a physical range, and a pattern takes what the parser takes."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import pkgutil

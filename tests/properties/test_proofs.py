@@ -1,7 +1,5 @@
 """Whatever the layout: if it is legal, its schedule computes what serial training does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import ModuleType
 

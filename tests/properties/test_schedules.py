@@ -1,7 +1,5 @@
 """What every pipeline schedule promises, whatever its size, and some written out."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

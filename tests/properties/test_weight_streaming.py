@@ -1,7 +1,5 @@
 """What must hold for weight streaming on any machine: mechanism by mechanism, and the roof in tokens."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

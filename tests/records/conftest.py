@@ -3,8 +3,6 @@
 `PERFSIM_RECORD=1 python -m pytest -q tests/records` writes the answers anew.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

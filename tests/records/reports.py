@@ -6,8 +6,6 @@
 A report of predictions is stale once recorded answers have moved since its commit. `make records` makes all.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is written for other tools: plans of many kinds, and traces of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

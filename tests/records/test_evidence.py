@@ -1,7 +1,5 @@
 """Fits of today: the constants that small tables and runs give, how well, and what they say of themselves."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What is read from other tools' files: whole samples, and what each key changes where it is another."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

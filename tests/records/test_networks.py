@@ -1,7 +1,5 @@
 """Networks of today: what every part of every system carries, and what messages over it take."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, get_args

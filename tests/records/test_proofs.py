@@ -1,7 +1,5 @@
 """Proofs of today: the cases of a catalogue, the serial training of small models, and faults of graphs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """What descriptions accept and say: fields, ranges, defaults, tables; what is read from text, and refused."""
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Steps of today over machines, models, layouts, recipes and perturbations: times, memory, refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

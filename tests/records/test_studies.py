@@ -1,7 +1,5 @@
 """Studies of today, and all that is asked of several answers: each figure and each sentence."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict

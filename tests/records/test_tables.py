@@ -1,7 +1,5 @@
 """Tables of today in words: a terminal's lines at every width, Markdown, figures' words, CSV and Parquet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

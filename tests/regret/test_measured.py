@@ -4,8 +4,6 @@ Everything is left out: a run is predicted by constants that were fitted without
 novelty know nothing of it. With PERFSIM_REGRET=FILE (`make regret`) FILE gets the tables.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

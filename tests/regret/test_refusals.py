@@ -3,8 +3,6 @@
 Ten run with the slow tests; with PERFSIM_REGRET=FILE (`make regret`) many more, and FILE gets a table.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -8,8 +8,6 @@ path is shorter than the best step are simulated.
 Eight questions run with the slow tests; with PERFSIM_REGRET=FILE (`make regret`) all, and FILE gets a table.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -4,8 +4,6 @@ A simulator is a row of `studies/peers/peers.yaml` and a CSV of predicted second
 predictions leave the source of each run out of the fit. `make showdown` writes reports/showdown.md.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

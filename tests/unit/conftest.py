@@ -1,7 +1,5 @@
 """Small sweeps to run, of a small model on wafers, which answer in milliseconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

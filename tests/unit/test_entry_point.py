@@ -1,7 +1,5 @@
 """The way in: an interrupt before, while and after a verb runs ends in one message, never a traceback."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Scores of the published runs take minutes: each is worked out once a session, whoever asks first."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

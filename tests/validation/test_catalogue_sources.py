@@ -1,7 +1,5 @@
 """Every value of the catalogue rests on a registered source, or on a stated reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Fits and predictions of the published convergence points, with the accuracy they are known to reach."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

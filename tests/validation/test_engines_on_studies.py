@@ -1,7 +1,5 @@
 """Steps are the same to the bit with either engine, and folded or with every rank written."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every model of the catalogue against the number of parameters that was published for it."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsim.catalog import Catalog, data_root

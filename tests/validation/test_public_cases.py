@@ -5,8 +5,6 @@ the most memory of a GPU in GB [chenyaofo, "Benchmark of LLaMA-7B models using D
 `llama-7b-offload-gist` of hardware/].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

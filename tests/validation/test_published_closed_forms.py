@@ -4,8 +4,6 @@ Papers by arXiv number: 2104.04473 Efficient large-scale language model training
 Megatron-LM; 2205.05198 Reducing activation recomputation in large transformer models.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Flags that perfsim emits for published runs are those of the runs, where their sources give them."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

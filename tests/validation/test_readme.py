@@ -4,8 +4,6 @@ If a test here fails, run the command that `perfsim.report.validation.COMMAND` h
 `PERFSIM_README=1`, look at what changed, and commit it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 No batch is called resident where it is not: sequences of 2,048 tokens a system and step, of the Model Zoo.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """`ps.plan`: the same shortlist for names and objects, as rows, as a document, and as what runs it."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """JSON Schemas against the YAML that perfsim takes and refuses."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Distinct numbers, by a mark for each possible one or by sorting."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Errors: of arithmetic, of many problems at once, and with the nearest name that exists."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

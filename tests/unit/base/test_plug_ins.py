@@ -1,7 +1,5 @@
 """Plug-ins that cannot be used: one line that names the entry point, and no other verb is affected."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator

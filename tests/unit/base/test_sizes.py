@@ -1,7 +1,5 @@
 """Files that are refused: sizes past every bound, names that are no folder, thousands of mistakes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

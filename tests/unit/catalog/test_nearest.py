@@ -1,7 +1,5 @@
 """GPUs and links without a calibration have that of the nearest one, and answers say so."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

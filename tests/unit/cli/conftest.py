@@ -1,7 +1,5 @@
 """The command line in this process, in an empty folder with a small study and a small sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line: what each verb prints, and how each kind of mistake ends."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

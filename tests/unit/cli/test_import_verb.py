@@ -1,7 +1,5 @@
 """`perfsim import` on the command line, and foreign files where a model is asked for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What people use at a terminal besides answers: checks, first files, terms, completion, colour, progress."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Prices of the command line reach tables and documents of studies, sweeps and questions asked backwards."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

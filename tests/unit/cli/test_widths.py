@@ -1,7 +1,5 @@
 """What every verb prints fits terminals of 60 to 200 columns, with and without colour, and cuts no name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module

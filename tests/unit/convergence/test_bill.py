@@ -1,7 +1,5 @@
 """Device-hours, energy, carbon and money of a run, reckoned by hand, and the ranges that they rest on."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Laws of the critical batch and of the loss against their published numbers, and fits of the hyperbola."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean
 from typing import Any

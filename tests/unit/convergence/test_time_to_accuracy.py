@@ -1,7 +1,5 @@
 """Time to accuracy, its band, the comparison of two machines, and runs whose batch grows."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

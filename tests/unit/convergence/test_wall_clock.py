@@ -3,8 +3,6 @@
 Failing runs are compared with published estimates, and with simulations of months of a run.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

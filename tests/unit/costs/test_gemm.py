@@ -1,7 +1,5 @@
 """The tile-and-wave model of a matrix product against its own limits and published measurements."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

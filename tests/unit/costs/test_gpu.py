@@ -1,7 +1,5 @@
 """Prices on a GPU cluster, with constants that are easy to reckon with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memory in closed form, and what optimizers keep and compute."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

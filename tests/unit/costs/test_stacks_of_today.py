@@ -1,7 +1,5 @@
 """Prices that a framework decides: narrow products, its attention, what it hides and where it waits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

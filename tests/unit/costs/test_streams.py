@@ -1,7 +1,5 @@
 """Prices of what moves around a wafer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

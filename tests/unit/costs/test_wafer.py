@@ -1,7 +1,5 @@
 """Prices on a wafer: products, attention and rows of weights, at the speed of a software release."""
 
-from __future__ import annotations
-
 import math
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Failures, stragglers and jitter, reckoned by hand and held against closed forms."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

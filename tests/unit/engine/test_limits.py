@@ -1,7 +1,5 @@
 """Limits on events and seconds, and who is told how far a run has come."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

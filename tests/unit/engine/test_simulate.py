@@ -1,7 +1,5 @@
 """The discrete-event engine on graphs small enough to reckon by hand."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Widths of bands from errors of runs left out of the fit, on samples whose truth is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bands of published runs from a record that knows nothing of their family."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The critical batch of one's own runs, and the scoring of benchmarks at several batch sizes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

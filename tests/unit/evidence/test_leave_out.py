@@ -1,7 +1,5 @@
 """Leaving families out of a fit, on step times that are powers of the constants."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

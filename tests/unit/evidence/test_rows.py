@@ -1,7 +1,5 @@
 """A case file is read row by row; what is wrong with one row refuses that row only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Published ratios of speeds on many wafers beside predicted ones, and what would explain a loss."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

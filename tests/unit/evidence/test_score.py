@@ -1,7 +1,5 @@
 """How predictions are scored: the definitions in the README of the cases, on numbers to check by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Fits of global constants to whole steps find again the constants that made the steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fits to tables find the constants that made them, and refuse what is not a table."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Constants of a wafer from training logs: found again where they are known, refused where they cannot be."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

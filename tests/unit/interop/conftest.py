@@ -1,7 +1,5 @@
 """Plans for what is written for other tools, and imports of texts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chakra execution traces: written from a run, read back, and read from other writers."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

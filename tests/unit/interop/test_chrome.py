@@ -1,7 +1,5 @@
 """A trace for Perfetto: what its reader finds."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is emitted has the names of the tool, and says or refuses what the tool has not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A layout as text becomes the layout of a kind of machine, or a list of all that is wrong with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

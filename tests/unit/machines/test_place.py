@@ -1,7 +1,5 @@
 """Which ranks a graph is written out for: on a network, and where one of them is slow."""
 
-from __future__ import annotations
-
 from perfsim.machines.placement import place
 from perfsim.network import Topology
 from perfsim.specs.hardware import FatTreeSpec

@@ -1,7 +1,5 @@
 """Which links communications load and share, and what sharing costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

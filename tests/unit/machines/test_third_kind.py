@@ -3,8 +3,6 @@
 Registered, it is planned, simulated, predicted and read from YAML by the same functions as the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

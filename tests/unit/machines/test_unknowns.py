@@ -1,7 +1,5 @@
 """How much newer software and more systems than were published widen the band of wafers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

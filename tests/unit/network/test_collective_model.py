@@ -1,7 +1,5 @@
 """What a collective of a real group costs, on links whose numbers can be followed by hand, and with SHARP."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """NVLink domains of several servers, and nodes whose GPUs are in a full mesh."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

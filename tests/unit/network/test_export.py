@@ -1,7 +1,5 @@
 """The graph of a system in a file."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

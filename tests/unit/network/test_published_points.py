@@ -1,7 +1,5 @@
 """Calibrated collectives against measurements that others published."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

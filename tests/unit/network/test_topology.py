@@ -1,7 +1,5 @@
 """Topologies: what is in them, the columns of their edges, links by name, and ways around dead ones."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import networkx as nx

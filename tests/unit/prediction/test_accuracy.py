@@ -1,7 +1,5 @@
 """Which published runs speak for a plan, and how surely its step time is known."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

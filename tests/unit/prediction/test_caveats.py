@@ -1,7 +1,5 @@
 """What an answer says of its own basis: where each caveat comes from, and that it reaches every outlet."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

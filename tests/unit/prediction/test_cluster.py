@@ -1,7 +1,5 @@
 """A user's own scale of a cluster: made from measured steps, applied to answers, named wherever it counts."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

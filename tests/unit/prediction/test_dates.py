@@ -1,7 +1,5 @@
 """A question about a day is answered with what existed on it, or refused with what did."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

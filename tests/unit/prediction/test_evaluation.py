@@ -1,7 +1,5 @@
 """How a step is written and run: folded where ranks are alike, each communication with its latency."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any

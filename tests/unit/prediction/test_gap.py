@@ -1,7 +1,5 @@
 """A measured step that differs from the predicted one, and the inputs that would explain it."""
 
-from __future__ import annotations
-
 import json
 import operator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What limits a streamed step: the named remedy shortens the simulated step by as much as it says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple

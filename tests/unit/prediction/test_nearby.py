@@ -1,7 +1,5 @@
 """Where a batch hardly divides over its devices, the nearest that does is asked next to it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Steps, points and studies under perturbations, and collectives as the steps of their algorithm."""
 
-from __future__ import annotations
-
 import pytest
 
 import perfsim as ps

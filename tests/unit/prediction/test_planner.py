@@ -1,7 +1,5 @@
 """Choosing a layout: all are screened by the closed form, those that could be fastest are simulated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import ModuleType
 

@@ -3,8 +3,6 @@
 Questions on one machine share its prices, and are answered as with their own.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Callable

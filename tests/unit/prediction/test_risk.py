@@ -1,7 +1,5 @@
 """Proven layouts keep one rule, the fastest keep none, and novelty costs what left-out runs took longer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

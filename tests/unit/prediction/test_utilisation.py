@@ -1,7 +1,5 @@
 """How much of its machine a step uses: links against counts by hand, and FLOPs."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A step verified against its model: what is right passes, and every fault turns it red."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache

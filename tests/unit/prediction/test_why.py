@@ -1,7 +1,5 @@
 """Why a step is slow: causes add up to it, the heaviest wait decides, streaming shows below its roof."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

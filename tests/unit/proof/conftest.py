@@ -1,7 +1,5 @@
 """Architectures, and the small graphs of layouts that proofs execute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType

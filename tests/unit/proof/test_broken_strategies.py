@@ -1,7 +1,5 @@
 """A strategy that is broken anywhere ends in a fault with its task and tensor, never in a traceback."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

@@ -1,7 +1,5 @@
 """A schedule whose warm-up is one too long or too short holds others than memory is planned for."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsim.proof.prove import Request, prove_all

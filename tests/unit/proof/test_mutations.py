@@ -1,7 +1,5 @@
 """Faults that are put into right graphs are found, each with its task and its tensor."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace

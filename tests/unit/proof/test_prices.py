@@ -1,7 +1,5 @@
 """What a communication is priced for is what it moves, element by element."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """`perfsim prove`: what it covers, what it says, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

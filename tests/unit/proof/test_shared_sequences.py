@@ -1,7 +1,5 @@
 """Attention in parts equals serial training for every kind of attention that a model may have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

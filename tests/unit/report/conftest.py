@@ -1,7 +1,5 @@
 """A study's result, made by `factory.py` beside this file."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest

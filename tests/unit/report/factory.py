@@ -4,8 +4,6 @@ Step times follow `fixed + share of batch`, so curves have the shapes of real on
 conftest of the unit tests and of the browser tests.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from html.parser import HTMLParser
 from math import inf

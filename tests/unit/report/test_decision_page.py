@@ -1,7 +1,5 @@
 """The decision on the page, on the terminal and in JSON."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Text of files reaches the terminal, the page, the summary and the trace as text, never as anything else."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

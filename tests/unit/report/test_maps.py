@@ -1,7 +1,5 @@
 """The maps of a sweep over models: who is first, and published runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The page as text; what a browser makes of it stands in tests/browser."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """The figures of a study, read back from what Plotly would draw."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from types import ModuleType

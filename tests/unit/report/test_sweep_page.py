@@ -1,7 +1,5 @@
 """A sweep's answer on a terminal, on a page and as JSON."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

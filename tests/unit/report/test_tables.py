@@ -1,7 +1,5 @@
 """One table and its writers: text for terminal and page, Markdown, CSV and Parquet; and JSON documents."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """The accuracy page of a few small runs, from cases to files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of names, nouns of machines, shapes of models: what descriptions may say, and contradictions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """What the tools that train run, by release: published runs are legal, and what a release lacks is named."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A pipeline schedule as a newcomer adds it: a function and one entry in `SCHEDULES`."""
 
-from __future__ import annotations
-
 import pytest
 
 import perfsim as ps

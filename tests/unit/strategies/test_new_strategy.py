@@ -1,7 +1,5 @@
 """A strategy as a newcomer writes it, whole in this file: data parallelism at ZeRO 0, without recompute."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

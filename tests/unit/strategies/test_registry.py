@@ -1,7 +1,5 @@
 """Finding a strategy by name."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

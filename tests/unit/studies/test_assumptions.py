@@ -1,7 +1,5 @@
 """What an answer says it rests on."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Candidates with a fixed layout, strategies side by side, and failures that stay with their candidate."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

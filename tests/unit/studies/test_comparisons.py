@@ -1,7 +1,5 @@
 """Comparisons of published figures with laws and equations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A sweep on a real scheduler on loopback: workers die and leave, the client dies, and no row changes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The Monte Carlo of a study against its closed forms, what is shared, and the words about it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

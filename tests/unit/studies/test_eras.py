@@ -1,7 +1,5 @@
 """The order of two machines depends on the day: tests of the main study and of small ones."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 from functools import cache
 from itertools import pairwise

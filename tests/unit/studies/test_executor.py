@@ -1,7 +1,5 @@
 """Answers are the same wherever they are computed; workers that die lose no item but their own."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

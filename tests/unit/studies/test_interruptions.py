@@ -1,7 +1,5 @@
 """A sweep that is killed goes on where it was, and says what it would have said."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A recipe of several phases: sparse pre-training and dense fine-tuning, whose times add up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

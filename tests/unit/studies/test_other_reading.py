@@ -1,7 +1,5 @@
 """The last line of a verdict: who is first where every candidate runs another kind of layout."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Prices and energy as a study writes them."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,7 +1,5 @@
 """A study from its file to the answer: candidates, batches, refusals, and numbers that agree."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A shortlist: every layout that the model cannot tell apart from the fastest, and why the others fell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A study asked backwards says what an exhaustive sweep over the same input says."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

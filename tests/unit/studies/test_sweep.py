@@ -1,7 +1,5 @@
 """A sweep answers every point once, keeps what is finished, and says the same each time."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Callable

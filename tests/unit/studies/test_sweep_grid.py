@@ -1,7 +1,5 @@
 """A grid in YAML becomes resolved points, or an error at its line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Best batches by device count, and how many of one machine are as fast as another."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Variants: several values changed at once under a name, beside the first one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

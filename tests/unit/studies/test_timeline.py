@@ -1,7 +1,5 @@
 """Bars of a step: what they carry, and how many tasks become few bars."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """`why`: changes are tried, not guessed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The caveats of several answers together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

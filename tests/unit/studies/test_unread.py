@@ -1,7 +1,5 @@
 """What a machine does not read is refused where it is asked, by every verb and by `check`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A strategy that breaks a promise is told which one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Kernels and counts of layers with experts, latent attention, windows, multi-token prediction, by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace

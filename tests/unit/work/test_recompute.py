@@ -1,7 +1,5 @@
 """What recompute keeps and runs again: the policies of MaxText and torchtitan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

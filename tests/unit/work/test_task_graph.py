@@ -1,7 +1,5 @@
 """Writing a graph: single tasks, recorded passages, what a graph derives from them, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

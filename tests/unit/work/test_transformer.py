@@ -1,7 +1,5 @@
 """The mathematics of one layer, against counting by hand, and what frameworks fuse and narrow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

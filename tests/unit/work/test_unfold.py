@@ -1,7 +1,5 @@
 """Graphs written out: which peers are alike, what an unfolded graph holds, and tasks replaced by chains."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Formats are told apart by content; what is no format, or no file, is refused with what was looked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

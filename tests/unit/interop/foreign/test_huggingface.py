@@ -1,7 +1,5 @@
 """Models of Hugging Face: the count of each family's published weights, and what cannot be expressed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

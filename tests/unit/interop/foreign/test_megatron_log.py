@@ -1,7 +1,5 @@
 """A log of Megatron-LM: its iterations as measured steps, and a cluster's scale from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Logs of MLPerf Training: samples to the target by batch, over all runs that reached it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small files of every foreign format are read with the published number of parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Shell scripts are followed as far as they can be without being run."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsim.interop.shell import flags_of

@@ -1,7 +1,5 @@
 """Megatron-LM, GPT-NeoX, NeMo, Megatron-Bridge, DeepSpeed, torchtitan and the Cerebras Model Zoo."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The norm of all gradients: every parameter counts once, however the model is split."""
 
-from __future__ import annotations
-
 import math
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Modules of a layer that a backward computes again, in every architecture, against serial training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

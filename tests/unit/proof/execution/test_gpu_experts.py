@@ -1,7 +1,5 @@
 """Executed expert layouts against serial training, and the routing that both share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

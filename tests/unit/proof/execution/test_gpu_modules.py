@@ -1,7 +1,5 @@
 """Modules of multi-token prediction beside embedding and LM head, against serial training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a recompute keeps of products, in execution and in the graph's memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any

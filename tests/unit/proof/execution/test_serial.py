@@ -1,7 +1,5 @@
 """Serial training, with which everything is compared: its gradients by differences, Adam by closed form."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The answer to a study on a terminal."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The error table of `perfsim validate`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Batch tiling on attention: attention tile by tile, experts on the tokens of all tiles."""
 
-from __future__ import annotations
-
 import pytest
 
 import perfsim as ps

@@ -1,7 +1,5 @@
 """What wafers, activation servers and MemoryX hold, and what MemoryX moves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

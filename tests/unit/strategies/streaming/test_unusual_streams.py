@@ -1,7 +1,5 @@
 """Weight streaming where it is unusual: to GPUs in place of wafers, and of layers that differ."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Weight streaming as a graph: what streams when, and what waits for what."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

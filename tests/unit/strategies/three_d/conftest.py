@@ -1,7 +1,5 @@
 """A second way to the activations of a step: what is alive in its simulated run."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from itertools import accumulate

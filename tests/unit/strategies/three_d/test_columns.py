@@ -1,7 +1,5 @@
 """Layouts in columns, and their prices in components, against the same layouts one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

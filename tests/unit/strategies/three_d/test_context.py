@@ -1,7 +1,5 @@
 """Context parallelism: what a rank computes, holds and exchanges, and when it is considered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

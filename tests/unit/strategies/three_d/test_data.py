@@ -1,7 +1,5 @@
 """Data parallelism: what replicas hold, reduce and gather at each ZeRO stage, in one group or several."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

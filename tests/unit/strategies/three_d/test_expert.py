@@ -1,7 +1,5 @@
 """Expert parallelism: which ranks hold and exchange what, what moves, and how long that takes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from statistics import NormalDist, fmean

@@ -1,7 +1,5 @@
 """Activations counted twice: by the closed form of a plan, and by what is alive in its simulated step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

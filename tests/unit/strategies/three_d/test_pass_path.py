@@ -1,7 +1,5 @@
 """The second estimate of a layout, the longest path over its passes, next to the simulated step."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

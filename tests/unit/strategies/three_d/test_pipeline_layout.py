@@ -1,7 +1,5 @@
 """Uneven pipeline stages: Megatron-Core's notation, and layers divided with embedding and LM head counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A plan holds what the tool of its runtime runs; without a tool, all that can be simulated."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The closed form: piece by piece, and next to simulations of published models on published machines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

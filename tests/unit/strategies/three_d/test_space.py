@@ -1,7 +1,5 @@
 """Which layouts are legal: the space holds each once, and a refusal reads well."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """3D parallelism as a graph: who computes what, in which order, and what it needs."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace
