@@ -55,6 +55,7 @@ def test_a_mutant_differs_in_one_place_and_never_in_a_message_or_a_docstring(mut
     assert {mutant.room for mutant in made} == {"costs"}
 
 
+@pytest.mark.slow
 def test_the_same_seed_draws_the_same_mutants_of_every_room(mutants: ModuleType) -> None:
     drawn = mutants.sample(SEED, 33)
     assert [mutant.name for mutant in drawn] == [mutant.name for mutant in mutants.sample(SEED, 33)]

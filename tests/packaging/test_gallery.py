@@ -6,11 +6,14 @@ from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 
+import pytest
+
 import perfsim as ps
 
 NAMES = ("chinchilla_against_gpt3", "pile_law")
 
 
+@pytest.mark.slow
 def test_the_gallery_has_question_verdict_and_report_of_each_study_and_names_what_it_leaves_out(
     must_run: Callable, repository: Path, tmp_path: Path
 ) -> None:

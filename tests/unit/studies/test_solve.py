@@ -119,7 +119,10 @@ def test_near_a_batch_that_is_nearly_the_best_the_best_of_all_is_found_sooner(
 
 @pytest.mark.parametrize(
     ("batch", "hours", "least", "sides"),
-    [({}, 0.25, 144, ["or more"]), ({"batch": 64}, 1.0, 32, ["", "", "or more"])],
+    [
+        pytest.param({}, 0.25, 144, ["or more"], marks=pytest.mark.slow),
+        ({"batch": 64}, 1.0, 32, ["", "", "or more"]),
+    ],
     ids=["any", "given"],
 )
 def test_of_devices_every_number_of_nodes_down_to_one_that_fails_is_tried(
