@@ -349,7 +349,7 @@ A100 with those of the H100 is 0.30.
 """
 
 
-UNNAMED = 0.22
+OTHER_SOFTWARE = 0.22
 """Error in log time of steps whose software nobody named.
 
 With it 91 % of 319 public runs lie in the ranges that users get who say nothing of their software
@@ -423,11 +423,12 @@ class GpuCluster(Machine):
         `chip` of a device names one that has the same chip with another memory.
         """
         if job.runtime.by_rule:
+            most = f"{100 * math.expm1(OTHER_SOFTWARE):.0f} %"
             words = (
-                "no runtime is named, and published runs on other software took up to "
-                f"{100 * math.expm1(UNNAMED):.0f} % more or less; the range allows for it (--runtime NAME)"
+                f"no runtime is named, and published runs on other software took up to {most} more or less; "
+                "the range allows for it (--runtime NAME)"
             )
-            yield Unknown("runtime-unnamed", UNNAMED, words, shared=True)
+            yield Unknown("runtime-unnamed", OTHER_SOFTWARE, words, shared=True)
         device = system.device
         calibration = device.calibration
         if calibration is None or not is_borrowed(device.name, device.assumed, calibration, "device"):

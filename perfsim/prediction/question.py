@@ -476,7 +476,8 @@ def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
     framework = usually(sharded=sharded).framework
     catalog = default_catalog()
     # A tool that is asked for has its own runtime, where one was measured.
-    own = [name for name in RUNTIMES if catalog.framework(name).tool == question.runs_on]
+    tool = question.runs_on
+    own = [name for name in RUNTIMES if catalog.framework(name).tool == tool] if tool else []
     framework = own[0] if own and framework not in own else framework
     usual: Runtime = catalog.load("runtime", RUNTIMES[framework])
     usual = usual.model_copy(update={"by_rule": not own})

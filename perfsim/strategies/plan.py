@@ -49,8 +49,8 @@ class Screening:
     closer: Callable[[Ints], Floats] | None = None
     """Estimates of the layouts of some indices that take longer and err less; None: there are none."""
     alike: Callable[[], tuple[Ints, Ints]] | None = None
-    """Indices of layouts that stand for all that fit, by degrees, schedule, ZeRO stage and recompute, and the
-    one that stands for each; None: each stands for itself."""
+    """Indices of layouts that stand for all that fit, by degrees, schedule, ZeRO, recompute and offload, and
+    the one that stands for each; None: each stands for itself."""
 
     def only(self, kept: Ints) -> Screening:
         """The same of some layouts, which then have the indices 0, 1, ..."""

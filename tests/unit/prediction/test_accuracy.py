@@ -12,7 +12,7 @@ from perfsim.engine.trace import Trace
 from perfsim.evidence.left_out import LeavingOut, LeftOut
 from perfsim.evidence.record import record_of
 from perfsim.evidence.score import Scored
-from perfsim.machines.gpu_cluster import UNNAMED
+from perfsim.machines.gpu_cluster import OTHER_SOFTWARE
 from perfsim.prediction import bands
 from perfsim.prediction.bands import Accuracy, BandWidths, Hidden, Reached, Traits, alone
 from perfsim.prediction.run import Evaluation
@@ -328,7 +328,7 @@ def test_a_range_allows_for_other_software_where_nobody_names_the_runtime() -> N
     named = ps.predict(**asked, runtime="megatron_core")
     assert by_rule.step_time_s == named.step_time_s
     widths = [math.log1p(run.run.accuracy.step_time_error) for run in (by_rule, named)]
-    assert widths[0] == pytest.approx(math.hypot(widths[1], UNNAMED))
+    assert widths[0] == pytest.approx(math.hypot(widths[1], OTHER_SOFTWARE))
     # Two layouts of one machine have the same software.
     assert by_rule.run.accuracy.unshared_error == named.run.accuracy.unshared_error
     codes = [{caveat.code for caveat in run.caveats} for run in (by_rule, named)]
