@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfsim.base.text import MISSING, large_word, number
 from perfsim.base.units import GIB, TIME_UNITS
-from perfsim.specs.layout import AXES, written
+from perfsim.specs.layout import AXES, OFFLOADS, written
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
@@ -177,10 +177,11 @@ _SHORT = {
 
 
 def layout_short(layout: Mapping[str, Any]) -> str:
-    """`tp8 dp16 mbs4`, with a schedule that is not 1F1B and the ZeRO stage: `pp4 dp8 mbs1 zb1p zero1`."""
+    """`tp8 dp16 mbs4`, with a schedule other than 1F1B, ZeRO and offload: `pp4 dp8 mbs1 zb1p zero1`."""
     words = [_degrees_text(layout)]
     words += [str(layout["schedule"])] if layout.get("schedule") not in (None, "1f1b") else []
     words += [f"zero{layout['zero_stage']}"] if layout.get("zero_stage") else []
+    words += ["offload"] if any(layout.get(name, "none") != "none" for name in OFFLOADS) else []
     return " ".join(words)
 
 
