@@ -11,14 +11,15 @@ answers, which share B_crit, and on one machine a part of the step-time error.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
-from perfsim.convergence.critical_batch import CriticalBatch, examples, steps
+from perfsim.convergence.critical_batch import CriticalBatch, steps
 
 WEAK_BELOW = 0.2
 STRONG_ABOVE = 0.5
@@ -67,6 +68,17 @@ class EqualDevices:
 
 
 @dataclass(frozen=True, slots=True)
+class RampPart:
+    """A part of a run at a batch of its own; all but the share is over what holds at the batch of the run."""
+
+    share: float
+    """Of the progress: of the tokens that small batches would need."""
+    batch: float = 1.0
+    critical_batch: float = 1.0
+    step_time: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class TimeToAccuracy:
     """Time of one machine to the target at one batch; times and tokens are positive."""
 
@@ -86,20 +98,36 @@ class TimeToAccuracy:
     later_s: tuple[float, ...] = ()
     """Seconds of each later phase, of tokens that are given."""
 
+    ramp: tuple[RampPart, ...] = ()
+    """Parts at other batches; the batch itself makes what they leave of the progress."""
+
+    def _steps(self, d_min_tokens: Any, b_crit_tokens: Any) -> Iterator[tuple[RampPart, Any]]:
+        """The parts of the run with their steps; steps, examples and seconds of parts add up [1812.06162]."""
+        rest = 1.0 - sum(part.share for part in self.ramp)
+        for part in (*self.ramp, RampPart(rest)) if rest > 0 else self.ramp:
+            batch_tokens = part.batch * self.batch_tokens
+            yield part, steps(batch_tokens, part.share * d_min_tokens, part.critical_batch * b_crit_tokens)
+
+    def steps_s(self, d_min_tokens: float | Floats, b_crit_tokens: float | Floats) -> Any:
+        """Seconds of the steps with other tokens to the target and another critical batch."""
+        counts = self._steps(d_min_tokens, b_crit_tokens)
+        return sum(part.step_time * count for part, count in counts) * self.step_time_s
+
     @property
     def examples_tokens(self) -> float:
         """Tokens to the target."""
-        return examples(self.batch_tokens, self.d_min_tokens, self.critical.tokens)
+        counts = self._steps(self.d_min_tokens, self.critical.tokens)
+        return float(sum(part.batch * self.batch_tokens * count for part, count in counts))
 
     @property
     def steps(self) -> float:
         """Optimizer steps to the target."""
-        return steps(self.batch_tokens, self.d_min_tokens, self.critical.tokens)
+        return float(sum(count for _, count in self._steps(self.d_min_tokens, self.critical.tokens)))
 
     @property
     def time_s(self) -> float:
         """Seconds to the target, and of later phases."""
-        return self.steps * self.step_time_s + sum(self.later_s)
+        return float(self.steps_s(self.d_min_tokens, self.critical.tokens)) + sum(self.later_s)
 
     @property
     def band_s(self) -> tuple[float, float]:
@@ -107,16 +135,15 @@ class TimeToAccuracy:
         low_crit, high_crit = self.critical.band_tokens
         # A given length has no error of the examples: every batch trains on the same tokens.
         least = 0.0 if self.critical.given_length else math.log1p(self.examples_error)
-        down = max(-self.examples_shift(high_crit), least)
-        up = max(self.examples_shift(low_crit), least)
+        down = max(-self.shift(high_crit), least)
+        up = max(self.shift(low_crit), least)
         symmetric = (math.log1p(self.step_time_error), math.log1p(self.d_min_error))
         time_s = self.time_s
         return time_s * math.exp(-math.hypot(down, *symmetric)), time_s * math.exp(math.hypot(up, *symmetric))
 
-    def examples_shift(self, b_crit_tokens: float) -> float:
-        """Logarithm of the examples at another critical batch over those at its own."""
-        there, here = (examples(self.batch_tokens, 1.0, b) for b in (b_crit_tokens, self.critical.tokens))
-        return math.log(there / here)
+    def shift(self, b_crit_tokens: float) -> float:
+        """Logarithm of the steps' time at another critical batch over their time at its own."""
+        return math.log(self.steps_s(1.0, b_crit_tokens) / self.steps_s(1.0, self.critical.tokens))
 
     @property
     def regime_text(self) -> str:
@@ -127,6 +154,19 @@ class TimeToAccuracy:
         regime = "weak" if fraction < WEAK_BELOW else "strong" if fraction > STRONG_ABOVE else "moderate"
         extra = f"B is {fraction:.2f} B_crit, {100 * fraction:.0f} % extra samples"
         return f"{regime}: {extra}; {_REGIMES[regime]}"
+
+    @property
+    def ramp_text(self) -> str:
+        """What a batch ramp changes, as a sentence for a report; empty without one."""
+        if not self.ramp:
+            return ""
+        flat = replace(self, ramp=())
+        steps_ratio = self.steps / flat.steps
+        tokens_ratio = self.examples_tokens / flat.examples_tokens
+        return (
+            f"with its batch ramp the run takes {self.time_s / flat.time_s:.3f} times as long as at one "
+            f"batch: {steps_ratio:.3f} times the steps, {tokens_ratio:.3f} times the tokens"
+        )
 
     def ratio_to(self, other: TimeToAccuracy, *, same_machine: bool = False) -> RatioBand:
         """Its time over another one with the 90 % band; InputError if targets or laws differ."""
@@ -143,7 +183,7 @@ class TimeToAccuracy:
         )
         step = math.hypot(*(math.log1p(error) for error in errors))
         ends = self.critical.band_tokens
-        shifts = [self.examples_shift(b_crit) - other.examples_shift(b_crit) for b_crit in ends]
+        shifts = [self.shift(b_crit) - other.shift(b_crit) for b_crit in ends]
         low = ratio * math.exp(-math.hypot(min(0.0, *shifts), step))
         high = ratio * math.exp(math.hypot(max(0.0, *shifts), step))
         return RatioBand(ratio, low, high)
@@ -156,28 +196,3 @@ def split_speedup(
     # speedup = device ratio x hardware x statistical; 1 and 1 would be linear scaling.
     statistical = examples_small / examples_large
     return statistical, speedup / (device_ratio * statistical)
-
-
-@dataclass(frozen=True, slots=True)
-class RampedRun:
-    """A run whose batch grows.
-
-    The hyperbola is exact at a fixed batch. A part that makes the share s of the progress at batch B, with a
-    critical batch of its own, takes
-
-        dS = s D_min (1 / B + 1 / B_crit),   dE = B dS,   dT = dS t_step(B)
-
-    (McCandlish et al. 2018, arXiv 1812.06162: steps and examples add up over a run.)
-    """
-
-    steps: float
-    examples_tokens: float
-    time_s: float
-
-    @classmethod
-    def of(cls, parts: Iterable[tuple[float, float, float, float]]) -> Self:
-        """Parts one after the other: progress, batch, seconds a step, critical batch; tokens otherwise."""
-        counts = [(steps(batch, d_min, b_crit), batch, step_s) for d_min, batch, step_s, b_crit in parts]
-        number = sum(count for count, *_ in counts)
-        tokens = sum(count * batch for count, batch, _ in counts)
-        return cls(number, tokens, sum(count * step_s for count, _, step_s in counts))

@@ -526,7 +526,7 @@ def _basis(result: answers.StudyResult) -> Iterator[Section]:
 
 _OF_CANDIDATE = (
     "steps", "time_to_accuracy_s", "time_to_accuracy_band_s", "memory", "batch_curve", "notes", "whole_run",
-    "ramp", "production", "production_time_s", "production_band_s", "wall_s",
+    "production", "production_time_s", "production_band_s", "wall_s",
 )  # fmt: skip
 """What a candidate adds to a prediction; its timeline is in the trace file."""
 

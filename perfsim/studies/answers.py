@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from perfsim.base.errors import InputError, LimitError
 from perfsim.base.groups import listed
 from perfsim.base.text import did_you_mean
-from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import Uncertain
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.bands import Accuracy
@@ -112,8 +112,6 @@ class Answer(Prediction):
     timeline: tuple[TimelineBar, ...] = field(default=(), repr=False)
     timeline_devices: int = 0
     """Devices that were simulated on their own; the timeline has the lanes of some of them."""
-    ramp: RampedRun | None = None
-    """Its steps with the study's batch ramp."""
     sampling: SamplingSummary | None = field(default=None, repr=False)
     """The matrix products of its step that were executed."""
     apart: str = ""

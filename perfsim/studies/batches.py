@@ -17,7 +17,7 @@ from perfsim.convergence.critical_batch import (
     relative_error,
 )
 from perfsim.convergence.laws import KAPLAN, LossLaw, LossTarget
-from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, RampedRun, TimeToAccuracy
+from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, RampPart, TimeToAccuracy
 from perfsim.machines import costs_for
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat
@@ -72,12 +72,14 @@ class BatchPoint:
     time_to_accuracy_band_s: tuple[float, float]
     """90 % band of the time to the target."""
     layout: Mapping[str, Any] = field(default_factory=dict)
+    ramp: tuple[RampPart, ...] = ()
+    """The parts of a batch ramp, each in its own best layout."""
 
     @classmethod
     def of(cls, plan: Plan, time: TimeToAccuracy) -> Self:
         figures = (time.batch_tokens, time.step_time_s, time.steps, time.time_s, time.band_s)
         layout = plan.layout.as_dict(plan.num_microbatches)
-        return cls(plan.job.global_batch_size, *figures, layout)
+        return cls(plan.job.global_batch_size, *figures, layout, time.ramp)
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class Target:
     """Batches in tokens of the user's own runs, where the critical batch was fitted to them."""
     optimal_tokens: float = math.nan
     """The batch in tokens that DeepSeek's law suggests; it needs 6 N D FLOP without embeddings."""
+    ramp: tuple[RampSpec, ...] = ()
+    """The parts of the run before the full batch."""
 
     @classmethod
     def of(cls, model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec) -> Self:
@@ -155,7 +159,7 @@ class Target:
         )
         measured = fit.batches_tokens or None if law.law == "fitted" and fit is not None else None
         optimal = deepseek_tokens(6.0 * parameters(model).active_body_matrices * tokens)
-        return cls(tokens, critical_batch(law.law, inputs), loss, measured, optimal)
+        return cls(tokens, critical_batch(law.law, inputs), loss, measured, optimal, law.ramp)
 
     @classmethod
     def of_study(cls, spec: StudySpec) -> Self:
@@ -240,9 +244,9 @@ class Target:
 
     def at(self, question: Question, global_batch_size: int, *, advised: bool = True) -> BatchPoint:
         """The plan of best estimate at one batch, simulated; its band leaves out what hides communication."""
-        found = estimated(question.at(global_batch_size), advised=advised)
-        run = evaluated(found.question, found.plan)
-        return BatchPoint.of(run.plan, self.time_of_run(run, Accuracy.of(run.plan)))
+        asked = question.at(global_batch_size)
+        run = _best(asked, advised=advised)
+        return BatchPoint.of(run.plan, self.ramped(asked, self.time_of_run(run, Accuracy.of(run.plan))))
 
     def curve(
         self, question: Question, batches: Sequence[int], *, extend: bool = False, near: int | None = None
@@ -265,31 +269,26 @@ class Target:
             raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
         return BatchCurve(sorted(points, key=lambda point: point.batch_tokens), refused)
 
-    def ramped(
-        self, question: Question, chosen: BatchPoint, ramp: Sequence[RampSpec]
-    ) -> tuple[RampedRun | None, str]:
-        """The run with a ramp, each part in its best layout; or None, and which batch has no plan."""
-        if not ramp:
-            return None, ""
-        critical = self.critical.tokens
-        rest = self.d_min_tokens * (1.0 - sum(part.share for part in ramp))
-        # The chosen batch makes what the ramp leaves; a ramp may leave nothing.
-        parts = [(rest, chosen.batch_tokens, chosen.step_time_s, critical)] if rest > 0 else []
-        for part in ramp:
-            batch = max(1, round(part.batch * chosen.global_batch_size))
+    def ramped(self, question: Question, time: TimeToAccuracy) -> TimeToAccuracy:
+        """A time with the parts of the batch ramp, each in its best layout; PlanError if one has none."""
+        batch = question.job.global_batch_size
+        parts = []
+        for part in self.ramp:
+            smaller = max(1, round(part.batch * batch))
             try:
-                known = chosen if batch == chosen.global_batch_size else self.at(question, batch)
+                step_s = time.step_time_s if smaller == batch else _best(question.at(smaller)).step_time_s
             except PerfsimError as error:
-                return None, f"no run with the batch ramp: {error.problems[0].message}"
-            size = (known.batch_tokens, known.step_time_s, critical * part.critical_batch)
-            parts.append((part.share * self.d_min_tokens, *size))
-        run = RampedRun.of(parts)
-        remark = (
-            f"with the batch ramp the steps take {run.time_s / chosen.time_to_accuracy_s:.3f} times as long: "
-            f"{run.steps / chosen.steps:.3f} times the steps, "
-            f"{run.examples_tokens / (chosen.steps * chosen.batch_tokens):.3f} times the tokens"
-        )
-        return run, remark
+                raise PlanError(f"batch ramp, at {smaller} sequences: {error.problems[0].message}") from None
+            parts.append(
+                RampPart(part.share, smaller / batch, part.critical_batch, step_s / time.step_time_s)
+            )
+        return replace(time, ramp=tuple(parts))
+
+
+def _best(question: Question, *, advised: bool = True) -> Evaluation:
+    """The plan of best estimate, simulated."""
+    found = estimated(question, advised=advised)
+    return evaluated(found.question, found.plan)
 
 
 def _wanted(grid: list[int], known: BatchCurve, near: int | None, *, extend: bool) -> int:

@@ -21,7 +21,7 @@ from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.base.text import large_word, number
 from perfsim.base.units import TIME_UNITS
 from perfsim.convergence.bill import Bill, Rates
-from perfsim.convergence.critical_batch import LawInputs, critical_batch, steps
+from perfsim.convergence.critical_batch import LawInputs, critical_batch
 from perfsim.convergence.laws import KAPLAN
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.convergence.uncertain import Z_90, Draws, Place, Uncertain, Values, interval, one_at, typical
@@ -127,7 +127,7 @@ class Option:
         """What the least error of the examples adds to the end of the critical batch's band, in the log."""
         if self.time.critical.given_length:
             return 0.0
-        shift = abs(self.time.examples_shift(self.time.critical.band_tokens[end]))
+        shift = abs(self.time.shift(self.time.critical.band_tokens[end]))
         return math.sqrt(max(math.log1p(self.time.examples_error) ** 2 - shift**2, 0.0))
 
     def steps_s(self, place: Place) -> Floats:
@@ -138,10 +138,9 @@ class Option:
 
         time = self.time
         factors = at(self.of_speed[0]) * at(self.of_speed[1])
-        seconds = at("tokens to the target") / time.batch_tokens * time.step_time_s * factors
-        if not time.critical.given_length:
-            seconds = seconds * (1.0 + time.batch_tokens / at("critical batch"))
-        return np.asarray(seconds * at(SEEDS + self.label) + sum(time.later_s) * factors)
+        b_crit = time.critical.tokens if time.critical.given_length else at("critical batch")
+        seconds = time.steps_s(at("tokens to the target"), b_crit) * at(SEEDS + self.label)
+        return np.asarray((seconds + sum(time.later_s)) * factors)
 
     def wall_s(self, place: Place) -> Floats:
         """Time on the wall with the inputs at their places."""
@@ -433,13 +432,15 @@ def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answ
     for critical in known.values():
         rows = []
         for candidate in candidates:
-            curve = candidate.batch_curve
-            more = (steps(own.batch_tokens, d_min, critical.tokens) - own.steps for own in curve)
-            times_s = [
-                own.time_to_accuracy_s + by * own.step_time_s for own, by in zip(curve, more, strict=True)
-            ]
-            time_s, best = min(zip(times_s, curve, strict=True), key=itemgetter(0))
-            rows.append(LawRow(candidate.label, best.global_batch_size, time_s))
+            times_s = []
+            for own in candidate.batch_curve:
+                size = own.batch_tokens
+                time = replace(candidate.time, batch_tokens=size, step_time_s=own.step_time_s, ramp=own.ramp)
+                by_own_s = time.steps_s(d_min, target.critical.tokens)
+                more_s = time.steps_s(d_min, critical.tokens) - by_own_s
+                times_s.append((own.time_to_accuracy_s + more_s, own.global_batch_size))
+            time_s, batch = min(times_s, key=itemgetter(0))
+            rows.append(LawRow(candidate.label, batch, time_s))
         first = min(rows, key=lambda row: row.time_s).label
         batches = (critical.tokens, critical.band_tokens)
         answers.append(LawAnswer(critical.law, critical.source, *batches, tuple(rows), first))

@@ -51,7 +51,7 @@ def answer_point(
 ) -> answers.Answer:
     """A candidate at its best batch, looked for `near` another if given, under the study's perturbations.
 
-    `deep` adds what only a study has: sampled arithmetic, the batch ramp and what its page draws; `reported`
+    `deep` adds what only a study has: sampled arithmetic and what its page draws; `reported`
     as in `best_plan`. PlanError where no batch has a feasible plan, LayoutError for an illegal layout.
     """
     spec = point.study
@@ -72,23 +72,20 @@ def answer_point(
                 f"batches that the layout cannot run are left out: {left_out} sequences ({reason})"
             )
     evaluation = best_plan(question.at(best), ranks=deep, reported=reported)
-    time = target.time_of_run(evaluation)
+    time = target.ramped(question.at(best), target.time_of_run(evaluation))
     chosen = BatchPoint.of(evaluation.plan, time)
     shown: dict[str, Any] = {}
     if deep:
         points = [chosen] if curve is None else curve.points
-        ramp, remark = target.ramped(question, chosen, spec.convergence.ramp)
-        remarks += filter(None, [remark])
         shown = {
             "batch_curve": tuple(chosen if tried.global_batch_size == best else tried for tried in points),
-            "ramp": ramp,
             "sampling": sample_step(evaluation, spec.sampling),
             "apart": point.candidate.layout_words,
         }
     if spec.perturbations is not None:
         # Batch and layout stay, and so does the curve of batches.
         evaluation = _disturbed(evaluation, spec.perturbations)
-        time = target.time_of_run(evaluation)
+        time = replace(target.time_of_run(evaluation), ramp=time.ramp)
     if deep:
         streams = filter(computes, evaluation.trace.graph.streams)
         shown["timeline_devices"] = len({owners_of(name)[0] for name in streams})
@@ -112,7 +109,12 @@ def answer_point(
         zeros = f"{100 * phase.weight_sparsity:.4g} % of weights zero" if phase.weight_sparsity else "dense"
         share = f"{100 * phase_s / time.time_s:.3g} % of the time, which holds all phases"
         remarks.append(f"a later phase of {phase.tokens:.3g} tokens ({zeros}) takes {share}")
-    notes = [time.regime_text, *remarks, *([_COVERED_ONCE] if parts and production else [])]
+    notes = [
+        time.regime_text,
+        *filter(None, [time.ramp_text]),
+        *remarks,
+        *([_COVERED_ONCE] if parts and production else []),
+    ]
     more = {"time": time, "whole_run": parts, "production": production, **shown}
     return answers.Answer.of(evaluation, question.allowed_share, caveats, notes, **more)
 

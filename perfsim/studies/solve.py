@@ -56,7 +56,7 @@ def _amounts(point: PointResult, option: Option, at: Place) -> dict[str, Any]:
     row = point.prediction
     wall_s = option.wall_s(at)
     bill = option.rates.bill(wall_s, at)
-    tokens = option.time.batch_tokens * option.time.steps
+    tokens = option.time.examples_tokens
     joules = None if bill.energy_kwh is None else bill.energy_kwh * JOULES_A_KWH
     return {
         "days": wall_s / DAY_S,

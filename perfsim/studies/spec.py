@@ -398,7 +398,7 @@ class Point:
         """The steps of the candidate and the units that run them."""
         question = self.question
         topology = question.topology
-        step_time_s = time.time_s / time.steps if time.later_s else time.step_time_s
+        step_time_s = time.time_s / time.steps if time.later_s or time.ramp else time.step_time_s
         num_parameters = float(parameters(question.model).total)
         return HealthyRun(time.steps, step_time_s, num_parameters, topology.num_nodes, topology.num_devices)
 

@@ -15,6 +15,7 @@ from perfsim.base.spec import PROSE
 from perfsim.base.units import number
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.layout import text_of
 from perfsim.strategies import Plan
 from perfsim.studies.answers import Answer, Assumption
@@ -77,11 +78,11 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
         tried = []
         for words, change in _changes(asked, row.run.plan):
             present_limits().in_time(lambda words=words: f"changes tried up to: {words}")  # type: ignore[misc]
-            run = attempt(lambda change=change: best_plan(change().check()))  # type: ignore[misc]
-            if isinstance(run, PerfsimError):
-                tried.append(_Tried(words, reason=run.problems[0].message))
+            answer = attempt(lambda change=change: _timed(target, change()))  # type: ignore[misc]
+            if isinstance(answer, PerfsimError):
+                tried.append(_Tried(words, reason=answer.problems[0].message))
                 continue
-            time_s = target.time_of_run(run).time_s
+            run, time_s = answer
             ratio = time_s / row.time_to_accuracy_s
             tried.append(_Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout)))
         tried.sort(key=lambda known: (known.ratio is None, known.ratio or 0.0))
@@ -89,6 +90,11 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
         times_s = (row.step_time_s, row.time_to_accuracy_s)
         explained.append(Explained(row.label, row.why.sentence, parts_s, *times_s, tuple(tried)))
     return tuple(explained)
+
+
+def _timed(target: Target, question: Question) -> tuple[Evaluation, float]:
+    run = best_plan(question.check())
+    return run, target.ramped(question, target.time_of_run(run)).time_s
 
 
 def _changes(asked: Question, plan: Plan) -> Iterator[tuple[str, Callable[[], Question]]]:

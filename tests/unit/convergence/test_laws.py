@@ -25,7 +25,7 @@ from perfsim.convergence.critical_batch import (
     steps,
 )
 from perfsim.convergence.laws import BESIROGLU, CEREBRAS_GPT, KAPLAN, LOSS_LAWS, SEED_ERROR, LossLaw
-from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
+from perfsim.convergence.time_to_accuracy import RampPart, TimeToAccuracy
 from perfsim.specs.calibration import ConvergenceCalibration
 
 D_20B = 4e11
@@ -151,8 +151,9 @@ def test_over_a_run_the_critical_batch_is_that_of_its_parts_which_add_up() -> No
     batch, params, d_min = 1e6, 1.3e9, 2.6e10
     whole = law("kaplan_over_run", params=params, d_min_tokens=d_min).tokens
     losses = [KAPLAN.loss(params, (part + 0.5) / 500 * d_min) for part in range(500)]
-    parts = [(d_min / 500, batch, 1.0, kaplan_tokens(loss)) for loss in losses]
-    assert RampedRun.of(parts).steps == pytest.approx(steps(batch, d_min, whole), rel=1e-3)
+    parts = tuple(RampPart(1 / 500, critical_batch=kaplan_tokens(loss) / 1e6) for loss in losses)
+    run = TimeToAccuracy(batch, 1.0, d_min, CriticalBatch(1e6, 1.0, "constant", "test"), 0.0, ramp=parts)
+    assert run.steps == pytest.approx(steps(batch, d_min, whole), rel=1e-3)
     assert kaplan_tokens(losses[0]) < whole < kaplan_tokens(losses[-1])
     (note,) = law("kaplan_over_run", params=2e10, d_min_tokens=4e11).notes
     assert note.startswith("extrapolated")

@@ -1,6 +1,7 @@
 """Time to accuracy, its band, the comparison of two machines, and runs whose batch grows."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsim.base.errors import InputError
-from perfsim.convergence.critical_batch import CriticalBatch, examples, steps
-from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy, split_speedup
+from perfsim.convergence.critical_batch import CriticalBatch
+from perfsim.convergence.time_to_accuracy import RampPart, TimeToAccuracy, split_speedup
 
 CRITICAL = CriticalBatch(2e7, 2.5, "constant", "test")
 CERTAIN = CriticalBatch(2e7, 1.0, "constant", "test")
@@ -100,15 +101,18 @@ SHARES = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
 
 @given(SHARES, st.floats(1e4, 1e8), st.floats(1e5, 1e8))
 def test_a_flat_ramp_is_no_ramp(weights: list[float], batch: float, b_crit: float) -> None:
-    shares = [4e11 * weight / sum(weights) for weight in weights]
-    run = RampedRun.of((share, batch, 3.0, b_crit) for share in shares)
-    assert run.steps == pytest.approx(steps(batch, 4e11, b_crit), rel=1e-9)
-    assert run.examples_tokens == pytest.approx(examples(batch, 4e11, b_crit), rel=1e-9)
+    flat = at(batch, 3.0, 0.1, critical=CriticalBatch(b_crit, 2.5, "constant", "test"))
+    run = replace(flat, ramp=tuple(RampPart(weight / sum(weights)) for weight in weights[1:]))
+    assert run.steps == pytest.approx(flat.steps, rel=1e-9)
+    assert run.examples_tokens == pytest.approx(flat.examples_tokens, rel=1e-9)
     assert run.time_s == pytest.approx(3.0 * run.steps, rel=1e-9)
+    assert run.band_s == pytest.approx(flat.band_s, rel=1e-9)
 
 
 def test_a_critical_batch_that_grows_is_summed_part_by_part_of_a_whole_run() -> None:
-    run = RampedRun.of([(5e9, 1e6, 2.0, 1e6), (5e9, 4e6, 5.0, 4e6)])
+    critical = CriticalBatch(4e6, 1.0, "constant", "test")
+    run = at(4e6, 5.0, critical=critical, d_min_tokens=1e10, ramp=(RampPart(0.5, 0.25, 0.25, 0.4),))
     assert run.steps == pytest.approx(0.5 * 2e4 + 0.5 * 5e3)
     assert run.examples_tokens == pytest.approx(0.5 * 2e4 * 1e6 + 0.5 * 5e3 * 4e6)
     assert run.time_s == pytest.approx(0.5 * 2e4 * 2 + 0.5 * 5e3 * 5)
+    assert run.shift(math.inf) == pytest.approx(math.log(0.5))  # each part is at its critical batch

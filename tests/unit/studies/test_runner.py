@@ -268,6 +268,24 @@ def test_a_fit_of_own_runs_gives_the_target_and_a_wider_band_beyond_its_batches(
     assert min(widths(2e6, math.inf)) > max(widths(1e5, 5e5))
 
 
+def test_a_batch_ramp_counts_in_steps_time_draws_curve_and_laws(study_of: Make) -> None:
+    # Half of the progress at half the batch: 1.5 times the steps where the critical batch is far away.
+    fields = {"law": "constant", "critical_batch_tokens": 1e12}
+    flat = answer(study_of, **fields).candidates[0]
+    ramped = answer(study_of, **fields, ramp=[{"share": 0.5, "batch": 0.5}])
+    row = ramped.candidates[0]
+    assert row.steps == pytest.approx(1.5 * flat.steps, rel=1e-3)
+    assert flat.time_to_accuracy_s < row.time_to_accuracy_s < 1.5 * flat.time_to_accuracy_s
+    assert row.wall_s > flat.wall_s
+    assert row.outcome is not None
+    assert row.outcome.wall_s.typical == pytest.approx(row.wall_s, rel=1e-6)
+    (point,) = [point for point in row.batch_curve if point.global_batch_size == row.global_batch_size]
+    assert point.time_to_accuracy_s == pytest.approx(row.time_to_accuracy_s, rel=1e-9)
+    assert any("with its batch ramp" in note for note in row.notes)
+    (own,) = [law for law in ramped.laws if law.law == "constant"]
+    assert own.rows[0].time_s == pytest.approx(row.time_to_accuracy_s, rel=1e-9)
+
+
 def test_no_fit_and_too_long_a_ramp_are_refused(study_of: Make) -> None:
     with pytest.raises(InputError, match="'fitted' needs fit"):
         answer(study_of, law="fitted")
