@@ -105,9 +105,15 @@ def _changes(asked: Question, plan: Plan) -> Iterator[tuple[str, Callable[[], Qu
     if batch % 2 == 0:
         yield "half the batch", partial(asked.at, batch // 2)
     runtime = asked.job.runtime
+    framework = runtime.stack
+    settings: dict[str, dict[str, Any]] = {}
     if runtime.attention == "standard":
-        flash = runtime.model_copy(update={"attention": "flash"})
-        yield "flash attention", partial(replace, asked, runtime=flash)
+        settings["flash attention"] = {"attention": "flash"}
+    if framework is not None and not framework.cuda_graph:
+        settings["a CUDA graph"] = {"cuda_graph": True}
+    for words, update in settings.items():
+        if all(asked.machine.reads(asked.system, f"runtime.{name}") for name in update):
+            yield words, partial(replace, asked, runtime=runtime.model_copy(update=update))
     for words, path in (*PARTS, ("cores twice as fast", f"device.peak.{asked.recipe.precision}")):
         value: Any = asked.system
         for name in path.split("."):
