@@ -248,8 +248,9 @@ class StepCase(_CaseSpec):
     """One measured training run: a question with the answer that was measured."""
 
     id: Name
-    family: Name
-    evidence: Literal["A", "B", "C"]
+    family: Name = "measured"
+    """Of runs that share their errors; a user's own need not name it, nor how far they are to be trusted."""
+    evidence: Literal["A", "B", "C"] = "A"
     source: dict[str, Any] = Field(default_factory=dict)
     system: CaseSystem
     model: Model
@@ -511,6 +512,8 @@ class PlacedCase:
 class _Envelope(_CaseSpec):
     """A case file whose rows are not read yet."""
 
+    cluster: Name | None = None
+    """Where the steps were measured, if all are a user's own."""
     schema_version: Annotated[int, *number(1, 2)] = Field(alias="schema")
     cases: Annotated[tuple[Any, ...], Field(min_length=1, max_length=MOST_CASES)]
 

@@ -15,21 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean, median, stdev
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, refused_values
-from perfsim.base.sizes import MOST_CASES
-from perfsim.base.spec import Name, Spec
+from perfsim.base.spec import Name
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import LocatedMapping, default_catalog, parse_file
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.convergence.critical_batch import HyperbolaFit
 from perfsim.convergence.uncertain import Z_90
-from perfsim.evidence.cases import ConvergenceFile, StepCase
+from perfsim.evidence.cases import CaseFile, ConvergenceFile
 from perfsim.evidence.fitting import read_table, refused, rounded
 from perfsim.interop import mllog
 from perfsim.interop.formats import format_of, measured_document, read
@@ -48,19 +47,10 @@ _PLAUSIBLE = (0.2, 5.0)
 """Range of a plausible scale; beyond it a unit or a machine is wrong."""
 
 
-class _MeasuredCase(StepCase):
-    """A step that the user measured, as in `studies/validation/`; family and evidence are optional."""
-
-    family: Name = "measured"
-    evidence: Literal["A", "B", "C"] = "A"
-
-
-class MeasuredFile(Spec):
+class MeasuredFile(CaseFile):
     """A file of measured steps of one cluster."""
 
-    schema_version: Literal[1] = Field(alias="schema")
     cluster: Name
-    cases: Annotated[tuple[_MeasuredCase, ...], Field(max_length=MOST_CASES)]
 
 
 def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibration:

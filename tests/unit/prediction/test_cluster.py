@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 import perfsim as ps
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.evidence.cases import StepCase
+from perfsim.evidence.cases import StepCase, published_cases
 from perfsim.evidence.own_runs import fit_cluster
 from perfsim.prediction.bands import Accuracy
 from perfsim.specs.calibration import ClusterCalibration
@@ -105,6 +106,21 @@ def test_the_scale_is_the_geometric_mean_so_that_log_errors_cancel(
     assert (fitted.name, fitted.device, fitted.is_wide) == ("ours", "a100-sxm4-80gb", spread > 0.1)
     assert fitted.fit["scale"].command == "perfsim calibrate steps measured.yaml"
     assert fitted.fit["scale"].points == 2
+
+
+def test_the_file_that_is_fitted_is_also_one_to_compare_with(tmp_path: Path, predicted: list[float]) -> None:
+    path = measured(tmp_path, case("one", 1, 2 * predicted[0]), case("eight", 8, 2 * predicted[1]))
+    answer = perfsim("validate {} --json", path)
+    assert answer.exit_code == 0, answer.output
+    runs = json.loads(answer.stdout)["cases"]
+    assert [run["error"] for run in runs] == pytest.approx([-0.5, -0.5], abs=1e-3)
+
+
+def test_a_published_run_names_its_family_and_how_far_it_is_trusted() -> None:
+    for path in published_cases():
+        for run in yaml.safe_load(path.read_text("utf-8"))["cases"]:
+            assert run["family"], run["id"]
+            assert "evidence" in run or "points" in run, run["id"]
 
 
 @pytest.mark.parametrize("slower", [1.2, 1.02])
