@@ -90,14 +90,14 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
         raise InputError(
             f"{link.name} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
         )
-    present = link.calibration or CollectiveCalibration(
-        name=link.name, description=f"Collectives over {link.name} inside one node"
-    )
+    present = link.calibration or CollectiveCalibration(name=link.name)
     names = " ".join(path.name for path in tables)
     segments: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = {}
     records: dict[str, FitRecord] = {}
     assumed: dict[str, str] = {}
     for op, rows in _read_tables(tables).items():
+        rate = (rows.n_bytes / rows.time_s).max()
+        fitting.need_unit(rate / link.bandwidth, tables[0], op, f"bandwidth of {link.name}")
         kept = _agreeing_rows(rows)
         cells = np.unique(np.stack([kept.size, kept.n_bytes]), axis=1).shape[1]
         fitting.need_more_than(len(_CONSTANTS) * len(_NAMES), cells, tables[0], f"sizes of {op}")
@@ -123,15 +123,19 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
             shares = np.array([[1.0], [1.0], [1.0], [share]])
             segments[op] = _segments(_values(segments[other]) / shares)
             assumed[f"collectives.{op}"] = why
-    refitted = tuple(f"collectives.{op}" for op in segments)
+    refitted = ("date", *(f"collectives.{op}" for op in segments))
     others = {key: why for key, why in present.assumed.items() if not key.startswith(refitted)}
     return present.model_copy(
         update={
             "collectives": {**present.collectives, **segments},
+            "description": f"Collectives over {link.name} inside one node",
+            "date": None,
             "measured_on_bytes_per_s": link.bandwidth,
-            "sources": {**present.sources, "measured_on_bytes_per_s": "as on the link's data sheet"},
+            "sources": {
+                key: source for key, source in present.sources.items() if key != "measured_on_bytes_per_s"
+            },
             "fit": {**present.fit, **records},
-            "assumed": others | assumed,
+            "assumed": others | assumed | {"measured_on_bytes_per_s": "as on the link's data sheet"},
         }
     )
 

@@ -152,6 +152,14 @@ def need_more_than(constants: int, count: int, path: Path, measurements: str) ->
         raise refused(path, message, f"at least {constants + 1} are needed")
 
 
+def need_unit(rate: float, path: Path, what: str, limit: str) -> None:
+    """Raise InputError where the rate of the fastest row, over its limit, tells of another unit of time."""
+    if not 1e-3 < rate < 3.0:
+        raise refused(
+            path, f"the fastest {what} has {rate:.3g} times the {limit}", "time_us are microseconds"
+        )
+
+
 def family_weight(families: Sequence[str]) -> Floats:
     """Weights of runs that give every family the same total, as square roots."""
     sizes = Counter(families)

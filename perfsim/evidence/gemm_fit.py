@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.costs.gemm import GemmModel, Geometry, narrow_constants
-from perfsim.evidence.fitting import Account, SoftL1, need_more_than, read_table, rounded, scipy
+from perfsim.evidence.fitting import Account, SoftL1, need_more_than, need_unit, read_table, rounded, scipy
+from perfsim.machines.machine import is_borrowed
 from perfsim.specs.calibration import (
     Calibration,
     FitRecord,
     GemmConstants,
     GpuCalibration,
-    MemoryConstants,
     NarrowGemmConstants,
 )
 from perfsim.specs.hardware import DeviceSpec
@@ -86,20 +86,6 @@ _WIDTHS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.33)
 _PRIOR = 1e-3
 """Pull towards the start, so that a constant that no row determines stays plausible."""
 
-_SUSTAINED_OVER_BURST = 0.91
-"""Ceiling in training over the ceiling of long kernels in a short benchmark: geometric mean of A100 with 80
-and with 40 GB and H100."""
-_UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
-_CEILING = "no training run is measured: that of long kernels in the table, less as on A100 and H100"
-_OF_THE_A100 = (
-    "memory",
-    "kernel_latency_s",
-    "sustained_spread",
-    "wgrad_factor",
-    "attention_fraction",
-    "attention_half_length",
-    "attention_instruction_fraction",
-)
 _COLUMNS = ("m", "n", "k", "time_us")
 
 
@@ -112,9 +98,11 @@ class _Products(NamedTuple):
     time_s: Floats
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, str]]) -> _Products:
+    def of(cls, rows: Sequence[Mapping[str, str]], path: Path, device: DeviceSpec) -> _Products:
         """The rows of a file of measurements at random, always the same, since a table may be sorted."""
         m, n, k, time_us = (np.array([float(row[key]) for row in rows]) for key in _COLUMNS)
+        rate = (2e6 * m * n * k / time_us).max() / max(device.peak.values())
+        need_unit(rate, path, "product", f"peak of {device.name}")
         order = np.random.default_rng(0).permutation(m.size)
         return cls(m[order], n[order], k[order], time_us[order] * 1e-6)
 
@@ -159,8 +147,7 @@ def gpu_calibration(
     """The device's calibration with products fitted to a table; other constants are kept.
 
     `like` is the calibration whose tiles are scaled; the table then has a column `precision`. Without it a
-    library is fitted, and constants that the device lacks are the A100's. Raises InputError for a bad table,
-    another kind of device, or without SciPy.
+    library is fitted. Raises InputError for a bad table, another kind of device, or without SciPy.
     """
     if device.kind != "gpu":
         raise InputError(
@@ -173,19 +160,8 @@ def gpu_calibration(
     constants, record, assumed = _fit_library(table, device, source, evaluations)
     present = device.calibration
     if not isinstance(present, GpuCalibration):
-        present = GpuCalibration(
-            name=device.name,
-            description=f"Kernels on {device.name}",
-            gemm=constants,
-            memory=MemoryConstants(fraction=0.87),
-            kernel_latency_s=3e-6,
-            sustained_fraction=rounded(_SUSTAINED_OVER_BURST * constants.burst_fraction),
-            sustained_spread=0.02,
-            assumed={**dict.fromkeys(_OF_THE_A100, _UNMEASURED), "sustained_fraction": _CEILING},
-        )
-    elif not _is_own(device, present):
-        words = f"Kernels on {device.name}: matrix products measured, the rest as in {present.name}"
-        present = present.model_copy(update={"description": words})
+        raise InputError(f"{device.name} has no calibration of a GPU, whose other constants are kept")
+    present = _own(device, present)
     kept = {name: reason for name, reason in present.assumed.items() if not name.startswith("gemm.")}
     fits = {**present.fit, "gemm": record}
     return present.model_copy(update={"gemm": constants, "fit": fits, "assumed": kept | assumed})
@@ -195,10 +171,19 @@ def _model(gemm: GemmConstants, device: DeviceSpec, precision: Precision) -> Gem
     return GemmModel(gemm, device.peak_flop_per_s(precision), device.memory.bandwidth, device.compute_units)
 
 
+def _own(device: DeviceSpec, present: GpuCalibration) -> GpuCalibration:
+    """What a device has, before products of its own: undated, with the published runs of its chip."""
+    words = f"Kernels on {device.name}: matrix products measured, the rest as in {present.name}"
+    inherited = device.constants in (present.name, present.chip) and "calibration" not in device.assumed
+    chip = (present.chip or present.name) if inherited else ""
+    assumed = {name: reason for name, reason in present.assumed.items() if name != "date"}
+    return present.model_copy(update={"description": words, "date": None, "chip": chip, "assumed": assumed})
+
+
 def _is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
     """Whether a calibration is a device's own, and not one that it borrows."""
     known = device.calibration
-    return known is not None and known.name == calibration.name and "calibration" not in device.assumed
+    return known is not None and known.name == calibration.name and not is_borrowed(device)
 
 
 # All constants of a library.
@@ -208,7 +193,7 @@ def _fit_library(
     path: Path, device: DeviceSpec, source: str, evaluations: int
 ) -> tuple[GemmConstants, FitRecord, dict[str, str]]:
     """Constants of the device's GEMM library, their record, and why others have the values that they have."""
-    table = _Products.of(read_table(path, _COLUMNS))
+    table = _Products.of(read_table(path, _COLUMNS), path, device)
     precision = next((name for name in _SIXTEEN_BITS if name in device.peak), None)
     if precision is None:
         raise InputError(f"device {device.name} has no 16-bit peak to relate GEMM times to")
@@ -384,9 +369,12 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
     names = list(dict.fromkeys(row["precision"] for row in rows))
     if unknown := [name for name in names if name not in PRECISIONS]:
         raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
-    tables = {name: _Products.of([row for row in rows if row["precision"] == name]) for name in names}
+    tables = {
+        name: _Products.of([row for row in rows if row["precision"] == name], path, device) for name in names
+    }
     known = device.calibration
-    present = known if isinstance(known, GpuCalibration) and _is_own(device, known) else base
+    mine = known if isinstance(known, GpuCalibration) and _is_own(device, known) else None
+    present = _own(device, mine or base)
     command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {base.name}"
     record = partial(FitRecord, command=command, table=source or path.name)
     fits: dict[str, FitRecord] = {}
@@ -408,7 +396,9 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
             seconds = partial(_seconds, gemm, device, precision)
             values, fits[f"narrow.{precision}"] = _factors(table, _START_OF_NARROW, seconds, path, record)
             narrow[precision] = NarrowGemmConstants(**values)
-    fits = {**present.fit, **fits} if present is known else fits
+    if not fits:
+        raise InputError(f"{base.name} has {device.name}'s own {_SIXTEEN}", "fit it anew without --like")
+    fits = {**present.fit, **fits} if mine else fits
     return present.model_copy(update={"gemm": gemm, "narrow": narrow, "fit": fits, "assumed": assumed})
 
 

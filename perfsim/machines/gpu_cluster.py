@@ -431,7 +431,7 @@ class GpuCluster(Machine):
             yield Unknown("runtime-unnamed", OTHER_SOFTWARE, words, shared=True)
         device = system.device
         calibration = device.calibration
-        if calibration is None or not is_borrowed(device.name, device.assumed, calibration, "device"):
+        if calibration is None or not is_borrowed(device):
             return
         if device.chip not in measured_on(calibration, "device"):
             words = (

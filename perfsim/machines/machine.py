@@ -19,7 +19,7 @@ from perfsim.costs.price import Costs
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.network import Topology
 from perfsim.specs.calibration import Calibration, GpuCalibration
-from perfsim.specs.hardware import LinkSpec, SystemSpec
+from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec
 from perfsim.specs.layout import Layout, Recompute, parsed_settings
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.runtime import Runtime
@@ -341,17 +341,18 @@ def measured_on(calibration: Calibration, option: str) -> list[str]:
     return re.findall(rf"--{option} (\S+)", commands)
 
 
-def is_borrowed(name: str, assumed: Iterable[str], calibration: Calibration | None, option: str) -> bool:
+def is_borrowed(spec: DeviceSpec | LinkSpec) -> bool:
     """Whether a device's or link's constants were measured on another one.
 
     Its description says so (`assumed: {calibration: ...}`), or the command of a fit names another one and
-    `name` is not a variant of the calibration's name, as a100-sxm4-40gb is of a100-sxm4. A calibration of a
+    its name is not a variant of the calibration's name, as a100-sxm4-40gb is of a100-sxm4. A calibration of a
     chip that another one has measured counts as its device's where whole steps gave it a ceiling.
     """
+    calibration = spec.calibration
     if calibration is None:
         return False
-    measured = measured_on(calibration, option)
+    measured = measured_on(calibration, "device" if isinstance(spec, DeviceSpec) else "link")
     of_chip = isinstance(calibration, GpuCalibration) and calibration.chip
-    measured_here = not measured or name in measured or name.startswith(calibration.name)
+    measured_here = not measured or spec.name in measured or spec.name.startswith(calibration.name)
     measured_here |= bool(of_chip) and "sustained_fraction" in calibration.fit
-    return "calibration" in assumed or not measured_here
+    return "calibration" in spec.assumed or not measured_here

@@ -151,7 +151,7 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
     machine = machine_of(system)
     device = system.device
     constants = device.calibration
-    borrowed = is_borrowed(device.name, device.assumed, constants, "device")
+    borrowed = is_borrowed(device)
     if borrowed and constants is not None:
         words = f"no measurement of {device.name}: the constants of {constants.name} are used"
         yield Caveat.of("calibration-borrowed", words)
@@ -176,7 +176,7 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
         if link.calibration is None:
             words = f"no measurement of collectives on {link.name}: its data sheet sets their speed"
             yield Caveat.of("link-uncalibrated", words)
-        elif is_borrowed(link.name, link.assumed, link.calibration, "link"):
+        elif is_borrowed(link):
             words = f"collectives on {link.name} have the constants of {link.calibration.name}"
             yield Caveat.of("link-borrowed", words)
 

@@ -468,7 +468,8 @@ def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
     from perfsim.specs.stacks import RUNTIMES, of_2021, usual_stack
 
     # Of a day the line of Megatron-LM has the newest runtime; those of one maker may not have existed.
-    device = "" if question.as_of else question.system.device.name
+    part = question.system.device
+    device = "" if question.as_of else part.generation or part.name
     precision = question.recipe.precision
     recent = usual_recipe(question.model) == ERAS[0][1]
     fused = recent or (question.machine.has_host(question.system) and not of_2021(device))

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from perfsim.specs.precisions import PRECISIONS
 
-_AMD = "mi"
-"""Devices of AMD, such as mi300x, begin with it."""
-_ERA_OF_2021 = ("v100", "a100")
-"""Devices whose public runs were made before fused attention and Transformer Engine."""
+_AMD = ("mi", "CDNA")
+"""Devices of AMD, such as mi300x, and their generations begin with one of these."""
+_ERA_OF_2021 = ("v100", "a100", "Ampere")
+"""Devices whose public runs were made before fused attention and Transformer Engine, and their generation."""
 RUNTIMES: Mapping[str, str] = {
     "primus-te": "primus",
     "torchtitan": "torchtitan",
@@ -50,6 +50,7 @@ def usual_stack(
 ) -> Stack:
     """The stack that runs a layout: `sharded` at ZeRO 2 or 3, `graphed` in a CUDA graph or in groups.
 
+    `device` is its name or its generation, which a device of the user has of the one that it extends.
     `compiled` and `overlaps` say that torch.compile or overlapped tensor communication is spoken of, `recent`
     that the month is known, and July 2023 or later. The first row that holds decides.
     """

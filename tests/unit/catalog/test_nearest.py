@@ -101,3 +101,24 @@ def test_the_part_of_a_chip_with_more_power_is_no_slower() -> None:
     asked = {"model": "llama3_8b", "devices": 8, "batch": 64, "layout": "dp=8,mbs=2,zero=1"}
     steps_s = [ps.predict(system=f"mi35{part}x-288gb", **asked).step_time_s for part in (0, 5)]
     assert steps_s[0] > steps_s[1]
+
+
+EXTENDED = "{name: mine, extends: a100-sxm4-80gb, memory: {capacity: 96 GB}, assumed: {memory: ours}}"
+
+
+def test_a_device_that_extends_another_has_its_chip_and_its_software_unless_it_computes_otherwise(
+    tmp_path: Path,
+) -> None:
+    """With other memory it is run by the software of the base, and its band is no wider."""
+    known = Catalog().system("dgx-a100-80gb")
+    base = ps.predict(model="gpt3_xl", system=known, devices=8, batch=64)
+    for file, text in (("mine.yaml", EXTENDED), ("more.yaml", "{name: more, extends: ./mine.yaml}")):
+        (tmp_path / file).write_text(text, encoding="utf-8")
+        device = Catalog().device(str(tmp_path / file))
+        assert device.chip == "a100-sxm4-80gb"
+        same = ps.predict(
+            model="gpt3_xl", system=known.model_copy(update={"device": device}), devices=8, batch=64
+        )
+        assert (same.step_time_s, same.band_s) == (base.step_time_s, base.band_s)
+    (tmp_path / "faster.yaml").write_text(EXTENDED.replace("memory: {", "compute_units: 120, memory: {", 1))
+    assert Catalog().device(str(tmp_path / "faster.yaml")).chip == ""

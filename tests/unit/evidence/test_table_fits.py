@@ -16,6 +16,7 @@ from perfsim.catalog import default_catalog
 from perfsim.evidence.collective_fit import link_calibration
 from perfsim.evidence.fitting import Account, SoftL1, delivered, read_collectives, read_table
 from perfsim.evidence.gemm_fit import gpu_calibration
+from perfsim.machines.machine import is_borrowed
 from perfsim.specs.calibration import CollectiveCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec
 
@@ -45,7 +46,7 @@ def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
         gpu_calibration(written(tmp_path, "m,n,k,time_us\n" + rows), DEVICE)
     header = "collective,num_gpus,bytes,time_us\n"
     with pytest.raises(InputError, match=r"holds 1 sizes of all_reduce(.|\n)*at least 17 are needed"):
-        link_calibration([written(tmp_path, header + "all_reduce,8,1024,9\n" * 30)], LINK)
+        link_calibration([written(tmp_path, header + "all_reduce,8,1024,0.009\n" * 30)], LINK)
     unknown = written(tmp_path, header + "all_reduce,2,512,9\nall_scatter,2,512,9\n")
     with pytest.raises(InputError, match=r"bad\.csv:3: unknown collective 'all_scatter'"):
         link_calibration([unknown], LINK)
@@ -59,10 +60,45 @@ def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
         link_calibration([tmp_path / "c.csv"], catalog.load("link", "hdr-200"))
 
 
+def products(folder: Path, unit_s: float, precision: str = "") -> Path:
+    """A table of 81 products at 0.6 of the peak of an A100, in some unit of time."""
+    sides = (512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
+    head = "m,n,k,time_us" + ",precision" * bool(precision)
+    rows = [f"2048,{n},{k},{2 * 2048 * n * k / 187e12 / unit_s:.9g}{precision}" for n in sides for k in sides]
+    return written(folder, "\n".join([head, *rows]), "products.csv")
+
+
+def test_times_in_another_unit_are_refused(tmp_path: Path) -> None:
+    device = default_catalog().device("a100-sxm4-80gb")
+    for unit_s, said in ((1e-3, "599 times"), (1e-9, "0.000599 times")):
+        with pytest.raises(InputError, match=rf"{said} the peak of a100(.|\n)*are microseconds"):
+            gpu_calibration(products(tmp_path, unit_s), device)
+    rows = "".join(f"all_gather,8,{2**n},{2**n / 2e8}\n" for n in range(20, 38))
+    with pytest.raises(InputError, match=r"all_gather has 667 times the bandwidth of some-link"):
+        link_calibration([written(tmp_path, f"collective,num_gpus,bytes,time_us\n{rows}")], LINK)
+
+
+def test_products_of_a_device_that_extends_another_are_fitted_as_its_own_and_keep_the_runs_of_its_chip(
+    tmp_path: Path,
+) -> None:
+    base = default_catalog().device("a100-sxm4-80gb")
+    device = base.model_copy(update={"name": "mine", "chip": base.name})
+    table = products(tmp_path, 1e-6, ",bf16")
+    with pytest.raises(InputError, match=r"a100-sxm4 has a100-sxm4-80gb.s own bf16(.|\n)*without --like"):
+        gpu_calibration(table, base, base.calibration)
+    fitted = gpu_calibration(table, device, base.calibration)
+    assert "--device mine" in fitted.fit["gemm"].command
+    assert (fitted.chip, fitted.date, "date" in fitted.assumed) == ("a100-sxm4", None, False)
+    assert fitted.description.startswith("Kernels on mine: matrix products measured")
+    own = device.model_copy(update={"calibration": fitted.model_copy(update={"name": "mine-fit"})})
+    assert not is_borrowed(own)
+    assert own.constants == base.constants
+
+
 def test_without_scipy_the_refusal_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [f"all_reduce,8,{2**octave},9" for octave in range(9, 30)]
+    rows = [f"all_reduce,8,{2**octave},{2**octave / 1e5}" for octave in range(9, 30)]
     table = written(tmp_path, "\n".join(["collective,num_gpus,bytes,time_us", *rows]))
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(InputError, match=r"pip install .*perfsim\[fit\]"):
