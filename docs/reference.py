@@ -347,6 +347,7 @@ def tools_page() -> str:
         if tool.runs:
             names = ", ".join(f"`{field}`" for field in limited)
             parts.append(f"\nRefused or named as a gap where the tool has not their value: {names}.")
+            parts.append("Settings of recipes and runtimes without a row are named where they are in use.")
         parts.append("")
     return "\n".join([*parts, *trainers_part(), *kinds_part()])
 
@@ -363,8 +364,13 @@ def trainers_part() -> Iterator[str]:
             needs = "; ".join(
                 f"{name} other than {'/'.join(map(written, of))}" for name, of in row.needs.items()
             )
+            needs += f"no multiple of {row.multiple_of}" if row.multiple_of else ""
             since = f"{row.release}, {row.since or 'no known month'}"
             yield f"| `{row.axis}` | {values} | `{row.setting}` | {since} | {needs} |"
+        if trainer.divides_experts:
+            yield "\nWithout expert ranks its tensor ranks divide every expert."
+        if trainer.on_cpu is not None:
+            yield f"\nOn the CPU it keeps the states of {' and '.join(trainer.on_cpu)}."
         yield ""
 
 

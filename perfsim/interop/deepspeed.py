@@ -92,10 +92,7 @@ ROWS: tuple[Row, ...] = (
     Row("layout.schedule"),
     Row("layout.context_exchange"),
     Row.refuses("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32")),
-    Row.lacks(
-        "model",
-        f"the model, which the training script builds: {tool.SHAPE}, sequences of {{c.job.seq_length}}",
-    ),
+    Row.lacks("model", f"the model, which the training script builds: {tool.SHAPE}"),
     Row.lacks("layout.pipeline", "{0} pipeline stages; PipelineModule(num_stages={0}) has them"),
     Row.lacks("layout.layers_per_stage", "stages of {} layers; PipelineModule divides the layers"),
     Row.lacks("layout.recompute", "recompute {}; the model's code calls the checkpointing"),
@@ -115,9 +112,8 @@ ROWS: tuple[Row, ...] = (
         when=lambda c: "nvme" in c.layout.offloads.values(),
     ),
     Row.lacks("layout.sequence_parallel", "sequence parallelism of the norms"),
-    Row.lacks("runtime.attention", "{} attention, which the model's code chooses"),
+    Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=()),
     tool.TF32_PRODUCTS,
-    tool.NO_GRAPH,
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=WIRES),
 )
 

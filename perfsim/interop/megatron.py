@@ -24,6 +24,7 @@ from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, only, qk_norm
 from perfsim.specs.layout import RECOMPUTED, ParallelLayout, layers_of_stages, recompute_of
 from perfsim.specs.model import layer_kinds
+from perfsim.specs.trainers import TRAINERS
 from perfsim.strategies.schedules import JOINED
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -425,6 +426,12 @@ def _connections(chosen: Chosen) -> str:
     return "export CUDA_DEVICE_MAX_CONNECTIONS=1; " if max(layout.tensor, layout.context) > 1 else ""
 
 
+def _gathers_alone(chosen: Chosen) -> str:
+    runtime = chosen.job.runtime
+    alone = runtime.overlap_param_gather and not runtime.overlap_grad_reduce
+    return "it gathers parameters ahead only with overlap_grad_reduce" if alone else ""
+
+
 def _optimizer_word(settings: Settings) -> str:
     """`distributed_fused_adam` of NeMo is Adam, `dist_muon` is Muon."""
     word = settings.text("optimizer", "optim.name", default="adam")
@@ -474,13 +481,10 @@ RECIPE: tuple[Row, ...] = (
     Row("runtime.framework", f"transformer_impl attention_backend {' '.join(OF_CORE)}", read=_framework),
     Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=(CORE,)),
     Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
-    Row.refuses("recipe.optimizer", "{} on CPUs", unless=("adam", "adamw"), when=lambda c: c.layout.offloads),
     Row.refuses(
-        "runtime.overlap_param_gather",
-        "it gathers parameters ahead only with overlap_grad_reduce",
-        when=lambda c: not c.job.runtime.overlap_grad_reduce,
+        "recipe.optimizer", "{} on CPUs", unless=TRAINERS["megatron"].on_cpu, when=lambda c: c.layout.offloads
     ),
-    Row.lacks("recipe.lm_head_positions", "an LM head on part of the positions"),
+    Row("runtime.overlap_param_gather", refusal=_gathers_alone),
     tool.TF32_PRODUCTS,
     Row.lacks(
         "recipe.precision",
@@ -488,7 +492,6 @@ RECIPE: tuple[Row, ...] = (
         unless=(*WIDE_OR_FP16, "bf16", "fp8", "nvfp4", *SCALED.values()),
     ),
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32", "bf16")),
-    Row.lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
     Row.noted("a batch that grows at the start of the run", "rampup_batch_size"),
 )
 ROWS = (*MODEL, *LAYOUT, *RECIPE)

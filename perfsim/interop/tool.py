@@ -6,7 +6,7 @@ Each row of a tool's table has the tool's keys and the field of ours that they s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, get_type_hints
@@ -15,10 +15,11 @@ from pydantic import TypeAdapter
 
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
+from perfsim.base.spec import DatedSpec
 from perfsim.interop import WRITTEN, tool_named
 from perfsim.interop.nearest_model import Beyond, Gap, Nearest
 from perfsim.interop.source import Settings, Source, Syntax, nested
-from perfsim.specs.layout import OFFLOADS, Layout, ParallelLayout, text_of
+from perfsim.specs.layout import OFFLOADS, Layout, ParallelLayout, text_of, written
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
@@ -110,6 +111,7 @@ _SAID_WITH: Mapping[str, tuple[str, ...]] = {
     "runtime.grouped_products": ("model.experts",),
     "runtime.overlap_grad_reduce": ("layout.replicas",),
     "runtime.overlap_param_gather": ("layout.replicas",),
+    "runtime.overlap_tensor": ("layout.sequence_parallel",),
 }
 """Fields that say something only where others are in use."""
 
@@ -140,6 +142,21 @@ _DERIVED: Mapping[str, Write] = {
         c.job.model.max_position_embeddings, c.job.recipe.seq_length
     ),
 }
+
+
+_NO_SETTINGS = {
+    *("runtime", "framework", *DatedSpec.model_fields),
+    *("batch_size_per_device", "recompute", "routing_spread", "line", "tool", "zero_stages", "by_rule"),
+    *("tokens", "tokens_per_parameter", "target_loss", "later", "software_release"),
+}
+"""Fields of recipes and runtimes that describe, choose among plans, or tell how long a run is."""
+SETTINGS: Mapping[str, Any] = {
+    f"{owner}.{name}": known.default
+    for owner, spec in (("recipe", Recipe), ("runtime", Runtime))
+    for name, known in spec.model_fields.items()
+    if name not in _NO_SETTINGS
+} | {"runtime.dispatcher": "all_to_all"}
+"""The others by their paths, each with the value that asks nothing of a tool."""
 
 
 def _in_use(value: Any) -> bool:
@@ -384,8 +401,6 @@ TF32_PRODUCTS = Row.lacks(
     unless={*PRECISIONS} - {"tf32"},
 )
 """The gap of tools that leave TF32 to PyTorch."""
-NO_GRAPH = Row.lacks("runtime.cuda_graph", "steps that are replayed from a CUDA graph")
-"""The gap of tools without such a graph."""
 
 
 def _not_run(name: ToolName, chosen: Chosen) -> list[str]:
@@ -394,7 +409,9 @@ def _not_run(name: ToolName, chosen: Chosen) -> list[str]:
         return []
     of_runtime = chosen.job.runtime.searched
     releases = [of_runtime] if of_runtime is not None and of_runtime.tool == name else []
-    return [text for limits in (*releases, Limits(name)) for text in limits.lacks(chosen.layout)][:1]
+    experts = chosen.job.model.experts is not None
+    known = (limits.lacks(chosen.layout, experts=experts) for limits in (*releases, Limits(name)))
+    return [text for lacking in known for text in lacking][:1]
 
 
 @dataclass(frozen=True)
@@ -421,19 +438,34 @@ class Tool:
     comment: str = "# "
     """Begins a line of comment."""
 
+    def refusals_of_job(self, chosen: Chosen) -> list[str]:
+        """Why it cannot run a plan whose layout it runs, in words; empty where it can."""
+        return [text for row in self.rows if row.refusal is not None and (text := row.refusal(chosen))]
+
     def refusals(self, chosen: Chosen, name: ToolName) -> list[str]:
         """Why it cannot run a plan, in words; empty where it can."""
         if self.runs is None or not isinstance(chosen.layout, self.runs):
             machines = f"on {'GPUs' if self.runs is ParallelLayout else 'wafers'}"
             return [f"it trains {machines}; {chosen.system.name} is a {chosen.system.kind}"]
-        refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
-        refusals += _not_run(name, chosen)
+        refusals = [*self.refusals_of_job(chosen), *_not_run(name, chosen)]
         # Of fields in use that no row writes, refuses or names as a gap another layout would run.
         said = {*self.told, *(row.field.removeprefix("layout.") for row in self.rows)}
         said |= set(OFFLOADS) if "offloads" in said else set()
         unsaid = (known for known in fields(chosen.layout) if known.name not in said)
         in_use = (known.name for known in unsaid if getattr(chosen.layout, known.name) != known.default)
-        return [text for text in refusals if text] + [f"nothing of it says {name}" for name in in_use]
+        return [*refusals, *(f"nothing of it says {name}" for name in in_use)]
+
+    def gaps(self, chosen: Chosen) -> Iterator[tuple[str, str]]:
+        """What the emitted text cannot say of a plan: fields, and words for them."""
+        for row in self.rows:
+            if row.gap is not None and (text := row.gap(chosen)):
+                yield row.field, text
+        owners = ("recipe.", "runtime.") if self.runs is ParallelLayout else ("recipe.",)
+        said = {row.field for row in self.rows}
+        for name in (name for name in SETTINGS if name.startswith(owners) and name not in said):
+            value = _field_of(chosen, name)
+            if value not in (None, SETTINGS[name]):
+                yield name, f"{name.partition('.')[2]} {written(value)}"
 
     def emit(self, chosen: Chosen, name: ToolName) -> str:
         """The settings that run a plan. Raises LayoutError with all reasons why it cannot run it."""
@@ -443,20 +475,20 @@ class Tool:
             help_text = " or ".join(f"--emit {known}" for known in others)
             searched = chosen.job.runtime.searched
             on_gpus = self.runs is ParallelLayout and isinstance(chosen.layout, ParallelLayout)
-            if on_gpus and (searched is None or searched.tool != name):
+            other = on_gpus and (searched is None or searched.tool != name)
+            if other and not self.refusals_of_job(chosen):
                 help_text = f"--runs-on {name} plans what it runs"
             raise LayoutError(
                 [Problem(f"{self.title} cannot run {layout}: {text}", help=help_text) for text in reasons]
             )
         job = chosen.job
         machine = chosen.system.machine(chosen.layout.num_devices)
-        gaps = [row.gap(chosen) for row in self.rows if row.gap is not None]
         comments = [
             f"{job.model.name}, recipe {job.recipe.name}, on {machine}",
             f"{chosen.strategy}: {layout}, batch {job.global_batch_size}",
             self.start(chosen),
             "not part of a plan: data, tokenizer, learning rate, length of the run, checkpoints",
-            *(f"not expressible: {text}" for text in gaps if text),
+            *(f"not expressible: {text}" for _, text in self.gaps(chosen)),
         ]
         values = {row.keys.split()[0]: row.write(chosen) for row in self.rows if row.write is not None}
         stated = {key: value for key, value in values.items() if value is not None}

@@ -40,7 +40,9 @@ SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
 }
 ON_CPU: Mapping[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
 """The only offload that it has: of both states."""
-DTYPES = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
+CONVERTED = {"fp8", "mxfp8"}
+"""Precisions of a model whose layers are converted."""
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32", **dict.fromkeys(CONVERTED, "bfloat16")}
 FLAVORS = {
     "llama2 7b": "llama_7b",
     "llama2 13b": "llama_13b",
@@ -120,7 +122,7 @@ def _schedule(settings: Settings) -> str:
 
 
 def _precision(settings: Settings) -> str:
-    words = {name: precision for precision, name in DTYPES.items() if precision != "tf32"}
+    words = {DTYPES[precision]: precision for precision in ("bf16", "fp32")}
     precision = settings.choice(("training.mixed_precision_param",), words, "bf16")
     converters = str(settings.raw("model.converters"))[:1000]
     eight = "float8" in converters or settings.flag("float8.enable_float8_linear")
@@ -208,23 +210,15 @@ ROWS: tuple[Row, ...] = (
     Row.optimizer("torchtitan", "optimizer.name", default="adamw"),
     Row.known("job.config_file job.print_config job.description job.dump_folder"),
     Row("layout.offloads"),
-    Row.refuses("recipe.precision", f"it trains in {' or '.join(DTYPES)}, not {{}}", unless=DTYPES),
-    Row.refuses(
-        "layout.zero_stage",
-        "context ranks shard together, so shard_group must be a multiple of context",
-        unless=(0,),
-        when=lambda c: c.layout.shards % c.layout.context,
-    ),
-    Row.refuses(
-        "layout.expert_tensor",
-        "with expert 1 its tensor ranks divide every expert, so expert_tensor must be {c.layout.tensor}",
-        unless=(),
-        when=lambda c: c.layout.expert == 1 and c.layout.expert_tensor != c.layout.tensor,
+    Row.refuses("recipe.precision", "it does not train in {}", unless=DTYPES),
+    Row.lacks(
+        "recipe.precision",
+        "products in {}; the model of BASE() has a converter, as Float8LinearConverter",
+        unless=(*DTYPES.keys() - CONVERTED, "tf32"),
     ),
     Row.lacks("model", f"the model: {tool.SHAPE}; BASE() names one of torchtitan's, or one of yours"),
     Row.lacks("model.parts", "{}, which the model of BASE() has"),
     Row.lacks("runtime.dispatcher", "rows to experts by {}", unless=("all_to_all",)),
-    Row.lacks("recipe.expert_capacity", "tokens of an expert that are dropped"),
     Row.lacks(
         "layout.recompute",
         "recompute {}: of attention alone 'op' is near, of the MLP alone 'full'",
@@ -235,7 +229,6 @@ ROWS: tuple[Row, ...] = (
     Row.lacks("runtime.grad_bucket", "buckets of gradients of {:.3g} bytes"),
     Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=("torchtitan",)),
     tool.TF32_PRODUCTS,
-    tool.NO_GRAPH,
     Row.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
     Row.lacks("recipe.dropout", "dropout; its models have none"),
 )
@@ -323,7 +316,8 @@ def _read_layout(
         shards = max(1, settings.replicas(layout, world) // replicas)
     reshard = settings.text("parallelism.fsdp_reshard_after_forward", default="default")
     always = reshard == "always" or (reshard == "default" and layout.pipeline == 1)
-    stage = 0 if shards == 1 else 3 if always else 2
+    # Context ranks shard together, whatever is asked of replicas.
+    stage = 0 if shards * layout.context == 1 else 3 if always else 2
     on_cpu = settings.flag("training.enable_cpu_offload") and stage == 3
     whole = layout.tensor if "experts" in model else 1
     layout = replace(

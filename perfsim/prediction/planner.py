@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.base.limits import present_limits
+from perfsim.interop import READ, WRITTEN, tool_named
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question, Rank
 from perfsim.prediction.risk import MOST, Ranked, expected, points_of, weight_of
 from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated
 from perfsim.specs.layout import Layout, ParallelLayout, text_of
+from perfsim.specs.trainers import ANY, ON_GPUS
 from perfsim.strategies import Plan
 from perfsim.strategies.plan import Screening
 from perfsim.strategies.three_d.legal import RefusedLayoutError
@@ -68,17 +70,19 @@ class Search:
             self.question = other
             self._whole = whole
         screening = self._whole
+        job = question.job
+        asked = f"strategy {question.chosen.name}, {question.label}, {job.global_batch_size} sequences a step"
         if screening.feasible:
             self._points = points_of(screening, self.question.job, question.system.device)
             self.keep(self.proven if question.rank == "proven" else None)
+            if refused := _refused(self.question, self.screening.layout(0)):
+                raise PlanError([f"no plan that {question.runs_on} runs: {asked}", *refused])
             return
-        job = question.job
-        head = (
-            f"no plan fits: strategy {question.chosen.name}, {question.label}, "
-            f"{job.global_batch_size} sequences a step"
-        )
+        head = f"no plan fits: {asked}"
         limits = job.runtime.searched if question.machine.layout_type is ParallelLayout else None
-        others = [] if limits is None else [f"layouts that {limits.name} does not run: --runs-on any"]
+        others = []
+        if advised and limits is not None and has_plan(replace(question, runs_on=ANY)):
+            others.append(f"layouts that {limits.name} does not run: --runs-on any")
         others += [
             f"nearest that divides: {other.label}, {other.job.global_batch_size} sequences a step"
             for other in (divisible(question, legal=screening.screened > 0, fit=True) if advised else ())
@@ -243,6 +247,17 @@ def has_plan(question: Question) -> bool:
     with suppress(PlanError):  # a strategy may refuse the batch itself
         return _screening(question).feasible > 0
     return False
+
+
+def _refused(question: Question, layout: Layout) -> list[str]:
+    """What of a job the tool that is named does not run, and the tools that do; empty where it does."""
+    if question.runs_on not in READ:
+        return []
+    plan = _planned(question, layout)
+    reasons = tool_named(question.runs_on).refusals_of_job(plan)
+    others = (name for name in WRITTEN if reasons and not tool_named(name).refusals_of_job(plan))
+    taken = [name for name in others if name in ON_GPUS and has_plan(replace(question, runs_on=name))]
+    return reasons + [" or ".join(f"--runs-on {name}" for name in taken)] * bool(taken)
 
 
 def _screening(question: Question) -> Screening:

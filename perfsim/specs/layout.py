@@ -208,6 +208,10 @@ class ParallelLayout:
         return self.context * self.data
 
     @property
+    def has_replicas(self) -> bool:
+        return self.replicas > 1
+
+    @property
     def shards(self) -> int:
         """Ranks over which ZeRO divides a state."""
         return self.replicas if self.shard_group is None else self.shard_group

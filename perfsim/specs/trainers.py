@@ -38,6 +38,8 @@ class Runs:
     """None: all."""
     needs: Mapping[str, Collection[Any]] = field(default_factory=dict)
     """Values of other axes without which it does not run."""
+    multiple_of: str = ""
+    """An axis whose degree divides the value; empty: none has to."""
 
     def has(self, value: Any) -> bool:
         return self.values is None or value in self.values
@@ -47,6 +49,8 @@ class Runs:
         if month and not existed(self.since, month):
             return f"{self.release} of {self.since} is the first with {self.setting}"
         lacking = [name for name, values in self.needs.items() if getattr(layout, name) not in values]
+        if self.multiple_of and getattr(layout, self.axis) % getattr(layout, self.multiple_of):
+            lacking.append(self.multiple_of)
         others = " and ".join(f"{name} {written(getattr(layout, name))}" for name in lacking)
         return f"{self.setting} does not go with {others}" if others else ""
 
@@ -59,6 +63,10 @@ class _Trainer:
     source: str
     """Where its settings stand."""
     rows: tuple[Runs, ...] = ()
+    divides_experts: bool = False
+    """Whether tensor ranks divide every expert where no expert ranks divide their number."""
+    on_cpu: Collection[str] | None = None
+    """Optimizers whose states it keeps on the CPU; None: all."""
 
 
 _ALONE = {"pipeline": (1,)}
@@ -71,8 +79,8 @@ _PARTS = ("selective", "mlp", "full")
 """Recompute of what a model's code puts into a checkpoint."""
 _SEQUENCE = {"sequence_parallel": (True,)}
 _CPU = ("cpu",)
-_FSDP2_ON_CPU = {"offload_optimizer": _CPU, "offload_param": _CPU}
-"""torchtitan offloads both."""
+_FSDP2_ON_CPU = {"offload_optimizer": _CPU, "offload_param": _CPU, "has_replicas": (True,)}
+"""torchtitan offloads both, of what it shards."""
 _V2 = ("2021-04", "Megatron-LM 2.2")
 _V3 = ("2022-05", "Megatron-LM 3.0")
 _FSDP_FLAGS = "--use-megatron-fsdp --data-parallel-sharding-strategy"
@@ -102,6 +110,7 @@ _MEGATRON_2021 = (
     Runs("recompute", "--recompute-activations", *_V3, ("selective",)),
     Runs("sequence_parallel", "--sequence-parallel", *_V3),
 )
+_DEGREE = "parallelism.data_parallel_"
 _TITAN_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zbv")
 _TITAN = ("2024-10", "torchtitan as in its paper (2410.06511)")
 _TITAN_0_1 = ("2025-06", "torchtitan 0.1")
@@ -131,6 +140,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("expert_tensor", "--expert-tensor-parallel-size", *_CORE_0_10),
             Runs("offload_optimizer", "--optimizer-cpu-offload", *_CORE_0_12, _CPU, {"zero_stage": (1,)}),
         ),
+        on_cpu=("adam", "adamw"),
     ),
     "zero-bubble": _Trainer(
         "Megatron-LM with zero-bubble schedules",
@@ -188,14 +198,14 @@ TRAINERS: Mapping[Tool, _Trainer] = {
         (
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward always", *_TITAN, (3,), _ALONE),
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward never", *_TITAN, (2,)),
-            Runs("shard_group", "parallelism.data_parallel_replicate_degree", *_TITAN),
+            Runs("shard_group", f"{_DEGREE}replicate_degree", *_TITAN, multiple_of="context"),
             Runs("tensor", "parallelism.tensor_parallel_degree", *_TITAN, needs=_SEQUENCE),
             Runs("sequence_parallel", "parallelism.tensor_parallel_degree", *_TITAN),
             Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN),
             Runs("schedule", "parallelism.pipeline_parallel_schedule", *_TITAN, _TITAN_SCHEDULES),
             Runs("schedule", "parallelism.pipeline_parallel_schedule", *_TITAN_JOINS, ("dualpipev",)),
             Runs("layers_per_stage", "parallelism.module_fqns_per_model_part", *_TITAN),
-            Runs("context", "parallelism.context_parallel_degree", *_TITAN),
+            Runs("context", "parallelism.context_parallel_degree", *_TITAN, needs=_ZERO_2),
             Runs("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN, ("ring",)),
             Runs("expert", "parallelism.expert_parallel_degree", *_TITAN_0_1, needs=_SHARDED_BY_ALL),
             Runs("expert_tensor", "parallelism.tensor_parallel_degree", *_TITAN_0_1, needs={"expert": (1,)}),
@@ -203,6 +213,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("offload_optimizer", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
             Runs("offload_param", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
         ),
+        divides_experts=True,
     ),
     "llm-foundry": _Trainer(
         "llm-foundry",
@@ -251,12 +262,13 @@ class Limits:
         """The tool and the month, in words."""
         return TRAINERS[self.tool].title + (f" of {self.month}" if self.month else "")
 
-    def runs(self, layout: ParallelLayout) -> bool:
-        return not self.lacks(layout)
+    def runs(self, layout: ParallelLayout, *, experts: bool = False) -> bool:
+        return not self.lacks(layout, experts=experts)
 
-    def lacks(self, layout: ParallelLayout) -> list[str]:
-        """What it cannot run of a layout, in words; empty where it runs it."""
-        lacking = []
+    def lacks(self, layout: ParallelLayout, *, experts: bool = False) -> list[str]:
+        """What it cannot run of a layout, of a model with `experts`; in words, empty where it runs it."""
+        divided = self.lacks_experts(layout) if experts else ""
+        lacking = [divided] if divided else []
         if self.zero_stages is not None and layout.zero_stage not in self.zero_stages:
             stages = " and ".join(map(str, self.zero_stages))
             lacking.append(f"zero_stage {layout.zero_stage}: the rule for runtimes takes it for {stages}")
@@ -271,6 +283,12 @@ class Limits:
             values = f"its values are {', '.join(known)}" if known else "it has no setting for it"
             lacking.append(f"{axis} {written(value)}: {[values, *refusals][-1]}")
         return lacking
+
+    def lacks_experts(self, layout: ParallelLayout) -> str:
+        """Why it cannot divide the experts of a model so, in words; empty where it can."""
+        whole = layout.expert == 1 and layout.expert_tensor != layout.tensor
+        words = f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts where expert is 1"
+        return words if TRAINERS[self.tool].divides_experts and whole else ""
 
 
 def _in_use(layout: ParallelLayout, axis: str) -> bool:

@@ -17,7 +17,7 @@ from perfsim.interop.formats import import_file, read
 from perfsim.interop.source import Source
 from perfsim.interop.tool import Reading
 from perfsim.machines import costs_for
-from perfsim.prediction.planner import plan_of
+from perfsim.prediction.planner import Search, plan_of
 from perfsim.prediction.question import question_of
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.strategies import Plan
@@ -112,6 +112,37 @@ def plans(draw: st.DrawFn, name: str) -> Plan:
     return planned(text_of(layout), model=model, recipe=recipe, system="dgx-h100", devices=layout.num_devices)
 
 
+@st.composite
+def searched(draw: st.DrawFn, name: Any) -> Plan:
+    """Any plan that fits of a question that asks for what the tool runs."""
+    paths = {
+        "recipe.optimizer": ["adamw", "sgd", "muon"],
+        "recipe.precision": ["fp16", "fp8"],
+        "recipe.seq_length": [1024, 32768],
+        "recipe.recompute": ["full", "selective"],
+        "recipe.moment_precision": ["bf16"],
+        "runtime": ["megatron_2021", "megatron_core_deepep", "internevo-2023", "torchtitan"],
+        "runtime.host_blocking": [True],
+        "runtime.overlap_param_gather": [True],
+    }
+    chosen = {path: draw(st.sampled_from([None, *values])) for path, values in paths.items()}
+    given = {
+        "model": draw(st.sampled_from([*KNOWN[name][0], "gpt_oss_20b", "llama32_1b", "gemma2_2b"])),
+        "system": draw(st.sampled_from(["dgx-h100", "dgx-a100-80gb", "gb200-nvl72"])),
+        "devices": draw(st.sampled_from([1, 2, 8, 24, 32])),
+        "batch": draw(st.sampled_from([8, 250, BATCH])),
+        "memory_limit": 1.0,
+        "runs_on": name,
+        **{path: value for path, value in chosen.items() if value is not None},
+    }
+    try:
+        search = Search(question_of(given), advised=False)
+    except PerfsimError:
+        assume(False)
+        raise
+    return search.plan(draw(st.integers(0, search.screening.feasible - 1))).plan
+
+
 def planned(layout: str, **given: Any) -> Plan:
     ran_by = {} if given.get("system") == "cs-2" else {"runs_on": "any"}
     question = question_of({"batch": BATCH, "layout": layout, **ran_by, **given})
@@ -134,8 +165,7 @@ def read_back(name: str, plan: Plan) -> tuple[Reading, set[str]]:
         with_recorded_types(name, plan)
     tool, reading = read(Source(Path(f"plan.{suffix}"), text, model=plan.job.model.name))
     assert (tool, reading.settings.unused()) == (name, ())
-    lacking = {row.field for row in tool_named(name).rows if row.gap is not None and row.gap(plan)}
-    return reading, lacking
+    return reading, {field for field, _ in tool_named(name).gaps(plan)}
 
 
 def with_recorded_types(name: str, plan: Plan) -> None:
@@ -187,25 +217,33 @@ def test_a_plan_is_read_back_but_for_its_gaps(name: str, data: st.DataObject) ->
         assert described.model_dump(exclude=described_by) == plan.job.model.model_dump(exclude=described_by)
 
 
-@pytest.mark.parametrize("name", ["megatron", "torchtitan"])
-@settings(max_examples=30)
+@pytest.mark.parametrize("name", KNOWN)
+@settings(max_examples=60)
 @given(st.data())
 def test_what_is_read_back_takes_the_same_step_but_for_its_gaps(
     name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """The runtime that is read is the one that runs the file, unless the text names another as a gap."""
-    plan = data.draw(plans(name))
+    """The runtime that is read is the one that runs the file, unless the text names another as a gap.
+
+    What is planned for the tool is written, whatever is asked.
+    """
+    plan = data.draw(searched(name) | plans(name))
+    text = emit(name, plan) if plan.job.runtime.tool == name else ""
     _, lacking = read_back(name, plan)
     folder = tmp_path_factory.mktemp(name)
-    (folder / "plan").write_text(emit(name, plan), "utf-8")
+    (folder / "plan").write_text(text or emit(name, plan), "utf-8")
     again = import_file(folder / "plan", part="recipe", model=plan.job.model.name)
     (folder / "read.yaml").write_text(again.text(), "utf-8")
     recipe = default_catalog().recipe(str(folder / "read.yaml"))
     unsaid = {field.removesuffix(".name") for field in lacking if field.startswith(("recipe.", "runtime."))}
     recipe = recipe.with_(**{f.removeprefix("recipe."): attrgetter(f)(plan.job) for f in unsaid})
     layout = text_of(plan.layout) if any(f.startswith("layout.") for f in lacking) else again.layout
-    devices = plan.layout.num_devices
-    other = planned(layout, model=plan.job.model.name, recipe=recipe, system="dgx-h100", devices=devices)
+    given = {
+        "system": plan.system.name,
+        "devices": plan.layout.num_devices,
+        "batch": recipe.global_batch_size,
+    }
+    other = planned(layout, model=plan.job.model.name, recipe=recipe, **given)
     assert step_s(other) == pytest.approx(step_s(plan), rel=1e-9)
 
 

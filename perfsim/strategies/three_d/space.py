@@ -35,7 +35,7 @@ from perfsim.network import FatTree
 from perfsim.specs.layout import OF_MODULES, OFFLOADS, RECOMPUTED, ParallelLayout, Place, Recompute
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.specs.trainers import Limits
+from perfsim.specs.trainers import TRAINERS, Limits
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import ENDS, Division, Divisions, RankColumns, divided, kind_numbers
@@ -306,7 +306,6 @@ def layout_space(
         (tensor, context, exchange, pipeline)
         for tensor in tensors
         for context, exchange in (_context_degrees(job, topology, tensor) if shares else ((1, 0),))
-        if runs(context=context, context_exchange=EXCHANGES[exchange])
         for pipeline in divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
         if is_legal(topology.num_devices // tensor // context // pipeline, pipeline)
     ]
@@ -363,12 +362,13 @@ def head_layers(job: Job) -> int:
 
 def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple[int, int]]:
     """Context degrees that keep the rules, inside a node or over whole nodes; with the index of exchange."""
+    recompute = "none" if job.recipe.recompute == "auto" else job.recipe.recompute
     for ranks in divisors(topology.num_devices // tensor):
         placed = _placed(topology, tensor * ranks)
         if ranks > 1 and (not placed or job.seq_length // ranks < LEAST_POSITIONS):
             continue
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
-            layout = ParallelLayout(tensor=tensor, context=ranks, context_exchange=exchange)
+            layout = ParallelLayout(tensor, context=ranks, context_exchange=exchange, recompute=recompute)
             if not any(DEGREE_RULES["context"](job, layout)):
                 yield ranks, number
 
@@ -380,6 +380,7 @@ def _expert_degrees(
     if job.model.experts is None or not free:
         yield 1, 1
         return
+    limits = job.runtime.searched
     node = topology.devices_per_node
     width = topology.num_devices // pipeline
     layout = ParallelLayout(tensor=tensor, data=width // tensor, sequence_parallel=tensor > 1)
@@ -396,6 +397,8 @@ def _expert_degrees(
             legal = replace(layout, expert=ranks, expert_tensor=shared)
             held_bytes = experts_bytes / (pipeline * together)
             if not placed or (ranks < most and held_bytes > topology.system.device.memory.capacity):
+                continue
+            if limits is not None and limits.lacks_experts(legal):
                 continue
             if not any(DEGREE_RULES["expert"](job, legal)):
                 yield ranks, shared
@@ -464,8 +467,10 @@ def _combined(
         sharded.append((SHARDED, inside))
 
     def runs_sharded(stage: int, ranks: int, expert: int = 1, shared: int = 1) -> bool:
-        of_ranks = {"shard_group": None if ranks == replicas else ranks, "pipeline": pipeline}
-        return runs(zero_stage=stage, expert=expert, expert_tensor=shared, **of_ranks)
+        group = None if ranks == replicas else ranks
+        of_ranks = {"shard_group": group, "pipeline": pipeline, "context": context}
+        of_experts = {"expert": expert, "expert_tensor": shared}
+        return runs(zero_stage=stage, context_exchange=EXCHANGES[exchange], **of_experts, **of_ranks)
 
     sharded = [pair for pair in sharded if runs_sharded(*pair)]
     splits = [split for split in splits if runs(tensor=tensor, sequence_parallel=bool(split))]
@@ -541,6 +546,9 @@ def with_offload(job: Job, topology: FatTree, space: Columns) -> Columns:
     if host is None or job.model.experts is not None:
         return space
     limits = job.runtime.searched
+    kept = None if limits is None else TRAINERS[limits.tool].on_cpu
+    if kept is not None and job.recipe.optimizer not in kept:
+        return space
     pairs: list[tuple[Place, Place]] = [("cpu", "none"), ("cpu", "cpu")]
     if host.nvme is not None:
         pairs += [("nvme", "cpu"), ("nvme", "nvme")]
@@ -550,10 +558,10 @@ def with_offload(job: Job, topology: FatTree, space: Columns) -> Columns:
         places = {"offload_optimizer": optimizer, "offload_param": param}
         # Rules of `legal`: only ZeRO 3 moves parameters, and a pipeline shards no gradients that move.
         allowed = ZERO_STAGES if param == "none" else (SHARDED,)
-        stages = [stage for stage in allowed if _runs(limits, zero_stage=stage, **places)]
+        stages = [stage for stage in allowed if _runs(limits, data=2, zero_stage=stage, **places)]
         for stage in stages:
             at_stage = space.zero == stage
-            if stage in (stages[0], GRADIENTS_SHARDED):
+            if stage in (stages[0], GRADIENTS_SHARDED) and _runs(limits, zero_stage=stage, **places):
                 at_stage |= alone
             columns = space.rows(at_stage & ((space.pipeline == 1) | (stage < GRADIENTS_SHARDED)))
             moved = replace(

@@ -28,6 +28,7 @@ def planned() -> Callable[..., Plan]:
         system: str = "dgx-a100-80gb",
         devices: int = 64,
         runs_on: str | None = ANY,
+        batch: int = 192,
         **recipe: Any,
     ) -> Plan:
         paths = {f"runtime.{key}" if key in RUNTIME_FIELDS else key: recipe[key] for key in recipe}
@@ -38,7 +39,7 @@ def planned() -> Callable[..., Plan]:
             system=catalog.system(system),
             devices=devices,
             strategy="",
-            batch=192,
+            batch=batch,
             layout=layout,
             must_fit=False,
             runs_on=runs_on,

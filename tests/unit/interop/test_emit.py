@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError, LayoutError
-from perfsim.interop import emit
+from perfsim.interop import WRITTEN, emit
 from perfsim.interop.formats import read
 from perfsim.interop.megatron import TOOL as MEGATRON
 from perfsim.interop.source import Source
-from perfsim.specs.trainers import ANY
+from perfsim.interop.tool import SETTINGS
+from perfsim.specs.layout import AXES, text_of
 from perfsim.strategies import Plan
 
 
@@ -45,7 +47,7 @@ def test_steps_from_a_cuda_graph_are_emitted_read_back_and_named_where_the_tool_
     replayed = planned(PIPELINE, cuda_graph=True)
     flags = emit("megatron", replayed)
     assert "--cuda-graph-impl local\n--cuda-graph-scope full_iteration" in flags
-    assert "CUDA graph" in emit("deepspeed", replayed)
+    assert "cuda_graph true" in emit("deepspeed", replayed)
     for scope, taken in (("full_iteration", True), ("attn moe_router", None)):
         _, reading = read(Source(Path("run.sh"), flags.replace("full_iteration", scope)))
         assert reading.recipe.get("cuda_graph") is taken
@@ -69,6 +71,88 @@ def test_what_a_setting_demands_of_others_is_written_with_it(planned: Callable[.
         emit("megatron", planned("dp=64,offload_optimizer=cpu"))
 
 
+OTHERS: dict[str, Any] = {
+    "recipe.seq_length": 1024,
+    "recipe.precision": "fp16",
+    "recipe.kernels": {"forward": "fp8", "input_gradient": "fp8", "weight_gradient": "bf16"},
+    "recipe.optimizer": "sgd",
+    "recipe.global_batch_size": 384,
+    "recipe.routing": "balanced",
+    "recipe.expert_capacity": 1.25,
+    "recipe.reduce_precision": "bf16",
+    "recipe.optimizer_precision": "bf16",
+    "recipe.moment_precision": "bf16",
+    "recipe.dropout": False,
+    "recipe.lm_head_positions": 64,
+    "recipe.weight_sparsity": 0.5,
+    "runtime.attention": "flash",
+    "runtime.attention_kernel": "synchronous",
+    "runtime.attention_length": 512,
+    "runtime.recompute_keeps": "qkv",
+    "runtime.overlap_grad_reduce": False,
+    "runtime.overlap_param_gather": True,
+    "runtime.dispatcher": "all_gather",
+    "runtime.grouped_products": False,
+    "runtime.overlap_tensor": True,
+    "runtime.grad_bucket": "25 MB",
+    "runtime.states": "owner_broadcast",
+    "runtime.fused": [],
+    "runtime.fused_cross_entropy": True,
+    "runtime.host_blocking": True,
+    "runtime.cuda_graph": True,
+}
+"""Another value of each setting of recipe and runtime."""
+AXES_IN_USE = {
+    "tensor": ("tp=2,dp=32,sp=true", "tp=4,dp=16,sp=true"),
+    "pipeline": ("dp=64", "pp=2,dp=32"),
+    "data": ("tp=2,dp=32", "tp=2,pp=2,dp=16"),
+    "virtual_pipeline": ("pp=2,dp=32,vpp=2,schedule=interleaved", "pp=2,dp=32,vpp=11,schedule=interleaved"),
+    "sequence_parallel": ("tp=2,dp=32", "tp=2,dp=32,sp=true"),
+    "zero_stage": ("dp=64", "dp=64,zero=2"),
+    "schedule": ("pp=2,dp=32", "pp=2,dp=32,schedule=gpipe"),
+    "micro_batch_size": ("dp=64", "dp=64,mbs=3"),
+    "recompute": ("dp=64", "dp=64,recompute=full"),
+    "layers_per_stage": ("pp=2,dp=32", "pp=2,dp=32,layers_per_stage=21-23"),
+    "recompute_every": ("dp=64,recompute=full", "dp=64,recompute=full,recompute_every=2"),
+    "context": ("dp=64", "cp=2,dp=32"),
+    "context_exchange": ("cp=2,dp=32", "cp=2,dp=32,context_exchange=all_to_all"),
+    "shard_group": ("dp=64,zero=3", "dp=64,zero=3,shard_group=8"),
+    "offload_optimizer": ("dp=64,zero=1", "dp=64,zero=1,offload_optimizer=cpu"),
+    "offload_param": ("dp=64,zero=3", "dp=64,zero=3,offload_param=cpu"),
+    "offload_activations": ("dp=64,recompute=full", "dp=64,recompute=full,offload_activations=cpu"),
+    "expert": ("tp=2,dp=32,sp=true,zero=2,ep=2", "tp=2,dp=32,sp=true,zero=2,ep=4"),
+    "expert_tensor": ("tp=2,dp=32,sp=true,zero=2,ep=2", "tp=2,dp=32,sp=true,zero=2,ep=2,etp=2"),
+}
+"""Two layouts that differ in each axis."""
+
+
+@pytest.mark.parametrize("tool", [tool for tool in WRITTEN if tool != "modelzoo"])
+def test_every_setting_is_written_named_as_missing_or_refused(
+    planned: Callable[..., Plan], tool: str
+) -> None:
+    """So a new field of recipe, runtime or layout is none that a text keeps silent about."""
+
+    def told(layout: str, **changes: Any) -> list[str]:
+        model = "qwen3_30b_a3b" if "ep=" in layout else "gpt3_20b"
+        plan = planned(layout, model=model, **changes)
+        try:
+            return [line for line in emit(tool, plan).split("\n") if text_of(plan.layout) not in line]
+        except LayoutError as error:
+            return [str(error)]
+
+    experts, _ = AXES_IN_USE["expert"]
+    usual = told(experts)
+    assert "cannot run" not in usual[0]
+    assert OTHERS.keys() == SETTINGS.keys()
+    values = {
+        field.rpartition(".")[2].replace("global_batch_size", "batch"): OTHERS[field] for field in OTHERS
+    }
+    assert {name for name, value in values.items() if told(experts, **{name: value}) == usual} == set()
+    assert AXES_IN_USE.keys() == AXES.keys()
+    pairs = {axis: [told(layout, attention="flash") for layout in pair] for axis, pair in AXES_IN_USE.items()}
+    assert {axis for axis, (one, other) in pairs.items() if one == other} == set()
+
+
 def test_block_recomputes_the_layers_that_are_simulated(planned: Callable[..., Plan]) -> None:
     """So many of the first of each virtual stage."""
     for stages, recomputed in (
@@ -90,8 +174,11 @@ def test_what_is_planned_for_a_tool_is_emitted_for_it(model: str) -> None:
 
 
 def test_a_plan_that_its_own_tool_refuses_is_sent_to_another(planned: Callable[..., Plan]) -> None:
-    for runs_on, advice in (("torchtitan", "--emit megatron"), (ANY, "--runs-on torchtitan")):
-        plan = planned("dp=64,mbs=1", runs_on=runs_on, optimizer="muon")
-        with pytest.raises(LayoutError, match="no optimizer muon") as refused:
-            emit("torchtitan", plan)
+    """Unless it is the layout alone that it does not run."""
+    for layout, optimizer, why, advice in (
+        ("dp=64", "muon", "no optimizer muon", "--emit megatron"),
+        ("dp=64,zero=1", "adam", "zero_stage 1: its values are", "--runs-on torchtitan"),
+    ):
+        with pytest.raises(LayoutError, match=why) as refused:
+            emit("torchtitan", planned(layout, optimizer=optimizer))
         assert refused.value.problems[0].help.startswith(advice)

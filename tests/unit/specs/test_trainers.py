@@ -35,7 +35,7 @@ def test_rows_name_axes_settings_and_dates(tool: Any) -> None:
     for row in TRAINERS[tool].rows:
         assert row.axis in AXES
         assert row.axis not in FREE
-        assert set(row.needs) <= set(AXES)
+        assert set(row.needs) <= {*AXES, "has_replicas"}
         assert row.setting
         assert row.release
         assert re.fullmatch(r"(20[12]\d-(0[1-9]|1[0-2]))?", row.since), row

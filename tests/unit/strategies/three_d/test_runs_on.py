@@ -31,7 +31,8 @@ def test_the_space_is_what_the_tool_runs_of_all_layouts(tool: Any, runtime: str,
     assert limits is not None
     assert limits.tool == tool
     everything = listed(asked(runtime=runtime, runs_on="any", model=model, devices=8, batch=16))
-    assert listed(question) == {layout for layout in everything if limits.runs(layout)}
+    experts = question.model.experts is not None
+    assert listed(question) == {layout for layout in everything if limits.runs(layout, experts=experts)}
     assert len(listed(question)) < len(everything)
 
 
@@ -51,6 +52,23 @@ def test_a_question_without_a_plan_says_that_the_tool_limits_it() -> None:
     with pytest.raises(PlanError, match="--runs-on any") as refused:
         Search(asked(strategy="zero3"))
     assert "Megatron-LM of 2024-01" in str(refused.value)
+
+
+def test_a_refused_question_is_advised_only_what_has_a_plan() -> None:
+    for model, helps in (("gpt3_175b", True), ("gpt_120t", False)):
+        with pytest.raises(PlanError) as refused:
+            Search(asked(model=model, system="dgx-h100", devices=8, runs_on="torchtitan"))
+        assert ("layouts that torchtitan" in str(refused.value)) is helps
+
+
+def test_a_job_that_the_named_tool_does_not_run_is_refused_before_it_is_planned() -> None:
+    given = {"system": "dgx-h100", "runs_on": "deepspeed"}
+    with pytest.raises(PlanError) as refused:
+        Search(asked(**given, **{"recipe.precision": "fp8"}))
+    assert refused.value.reasons[1:] == (
+        "it has no setting for fp8",
+        "--runs-on megatron or --runs-on torchtitan",
+    )
 
 
 def test_a_job_inside_a_domain_of_72_has_every_degree_of_its_own_devices() -> None:
