@@ -22,7 +22,7 @@ from perfsim.prediction.run import Evaluation
 from perfsim.prediction.why import Why
 from perfsim.specs.hardware import DeviceSpec, LinkSpec
 from perfsim.specs.layout import ParallelLayout, settings
-from perfsim.specs.trainers import TRAINERS, that_run
+from perfsim.specs.trainers import ANY, TRAINERS, that_run
 from perfsim.strategies import Plan
 
 Severity = Literal["serious", "warning", "info"]
@@ -66,6 +66,7 @@ CODES: Mapping[str, tuple[Severity | float | None, Concern]] = {
     "device-outside": ("serious", "step"),
     "experts-outside": ("serious", "step"),
     "offload-outside": ("serious", "step"),
+    "speed-of-another": ("serious", "step"),
     "layout-unreleased": ("warning", "step"),
     "few-runs": (None, "step"),
     "release-peak": ("serious", "step"),
@@ -265,11 +266,15 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 
 
 def _unreleased(plan: Plan) -> Iterator[Caveat]:
-    """A layout that the tool of the runtime cannot run, with the tools that can today."""
+    """A tool with the speed of another, and a layout that it cannot run, with the tools that can today."""
     limits = plan.job.runtime.limits
+    framework = plan.job.runtime.framework
     if limits is None or not isinstance(plan.layout, ParallelLayout):
         return
-    if lacks := limits.lacks(plan.layout):
+    if framework is not None and limits.tool != framework.tool:
+        words = f"layouts are what {limits.name} runs, and their speed is that of {framework.name}"
+        yield Caveat.of("speed-of-another", f"{words}; --runs-on {framework.tool or ANY} plans for it")
+    if lacks := limits.lacks(plan.layout, experts=plan.job.model.experts is not None):
         others = " and ".join(TRAINERS[tool].title for tool in that_run(plan.layout))
         known = f"of today's releases {others} can" if others else "no released framework runs it"
         yield Caveat.of("layout-unreleased", f"{limits.name} cannot run {' and '.join(lacks)}; {known}")

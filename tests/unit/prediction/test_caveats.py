@@ -106,6 +106,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "mfu-above-published": lambda: wafers(system="cs-2-peak"),
     "offload-outside": lambda: gpus("dp=8,zero=1,mbs=1,offload_optimizer=cpu"),
     "layout-unreleased": lambda: gpus("dp=8,mbs=1,zero=3"),
+    "speed-of-another": lambda: gpus(runs_on="megatron", runtime="torchtitan"),
     "zero3-with-tensor": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),
     "hidden-communication": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),
     "parameters-outside": lambda: wafers(model="gpt3_175b", batch=8),
