@@ -86,7 +86,7 @@ def check_file(path: Path, option: str = "--out") -> None:
 
 
 def must_be_ours(path: Path, option: str, *begins: bytes) -> None:
-    """Raise InputError where a file would be replaced that begins otherwise than those of this writer."""
+    """Raise InputError where a file would be replaced that begins otherwise than the files of this writer."""
     if not path.is_file():
         return
     with path.open("rb") as file:

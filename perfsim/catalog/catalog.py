@@ -31,7 +31,7 @@ class Catalog:
     """Descriptions by name; each file is read once, and again once one has changed.
 
     `roots` are directories that hold hardware/, workloads/ and studies/; an earlier root shadows files of the
-    same name in later ones. Default: those of PERFSIM_PATH, then perfsim's own.
+    same name in later ones. Default: the folders of PERFSIM_PATH, then perfsim's own.
     """
 
     def __init__(self, roots: Sequence[Path] | None = None) -> None:

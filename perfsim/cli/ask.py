@@ -256,7 +256,7 @@ def _sweep(file: Path, how: options.How) -> None:
 def _explorer(
     sweep: str, out: Path | None, changes: dict[str, Any], prices: dict[str, Any], jobs: int | None
 ) -> Answer:
-    """Answer a SWEEP (by default that of studies/explorer.yaml) or a study, and write one page to explore it.
+    """Answer a SWEEP (by default studies/explorer.yaml) or a study, and write one page to explore it.
 
     The page has a slider for each setting, a choice of machines with their devices, and prices: it says how
     long the chosen point takes, who is as early and costs least, and who is first for as much money an hour.

@@ -369,7 +369,7 @@ sampling: {{tasks: 4}}             # matrix products of a step that are executed
 @click.argument("file", type=click.Path(path_type=Path), default="my_study.yaml")
 @click.option("--model", default="llama2_70b", show_default=True, shell_complete=options.complete("model"))
 @click.option(
-    "--recipe", help="[default: that of the model's year]", shell_complete=options.complete("recipe")
+    "--recipe", help="[default: the recipe of the model's year]", shell_complete=options.complete("recipe")
 )
 @click.option("--system", default="dgx-h100", show_default=True, shell_complete=options.complete("system"))
 @options.count("--devices", "", most=MOST_DEVICES, default=64, show_default=True)
@@ -472,7 +472,7 @@ def _schema(kind: str | None, out: Path | None) -> None:
 @click.argument("kind", type=click.Choice(inventory.KINDS))
 @click.argument("name", required=False)
 @options.path("--graph", "Write the network of a system: .graphml, .dot or .gv.")
-@options.count("--devices", "Of so many devices.  [default: those of two nodes]", most=MOST_DEVICES)
+@options.count("--devices", "Of so many devices.  [default: two nodes]", most=MOST_DEVICES)
 @prints
 def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) -> Answer:
     """List what the catalogue holds, or print one entry with the source of each value."""

@@ -1,7 +1,7 @@
 """Loss from parameters and tokens by named laws, and the tokens that reach a target loss.
 
 Losses are nats per token of the corpus and tokenizer of their law, which answers inside its runs and up to
-`REACH` times beyond. The slope d ln D / d L, large near its floor, times its error is that of the tokens.
+`REACH` times beyond. Its slope d ln D / d L, large near its floor, times its error is the tokens' error.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class GpuKernels:
                 self._kernels[kernel] = self._gemm_s(kernel, gemm_s)
 
     def gemm_of(self, precision: Precision | None) -> GemmModel:
-        """The model of products at a precision; None: that of the recipe's 16 bits, or more."""
+        """The model of products at a precision; None: the precision of the recipe's 16 bits, or more."""
         return self.gemm if precision is None else self.narrow[precision]
 
     def _with_host(self, device_s: float, launches: int) -> float:
@@ -245,7 +245,7 @@ class GpuKernels:
         return seconds
 
     def _gemm_s(self, kernel: Kernel, seconds: float) -> float:
-        """Seconds of a matrix product from those of its shape."""
+        """Seconds of a matrix product from the seconds of its shape."""
         seconds *= self.gpu.wgrad_factor if kernel.weight_gradient else 1.0
         in_one_call = kernel.biased and kernel.batch > 1 and kernel.precision is None
         if in_one_call and self.recipe.runtime.grouped_products:

@@ -76,7 +76,7 @@ class StreamCosts(Costs):
         raise CatalogError(f"{work.name} computes, which is not priced without a recipe")
 
     def rate_bytes_per_s(self, op: str) -> float:
-        """Bytes/s of an operation that moves: those of the slowest kind of link that it crosses."""
+        """Bytes/s of an operation that moves: the bytes/s of the slowest kind of link that it crosses."""
         kinds = STREAMS[op].kinds
         if not self.bytes_per_s.keys() >= {*kinds}:
             raise CatalogError(f"{self.system.name}: MemoryX has no flash")
@@ -298,7 +298,7 @@ def slowdown(release: str, calibration: WaferCalibration) -> float:
     known = known_release(release, calibration)
     oldest, newest = calibration.measured_releases
     older = float(place_of(newest) - place_of(known))
-    # Software grows with time: a release counts by its date between those of the oldest and the newest
+    # Software grows with time: a release counts by its date between the dates of the oldest and the newest
     # measured one, or by its place in their order where one of the three has no date.
     if {known, oldest, newest} <= calibration.releases.keys() and older:
         days = {name: days_of(calibration.releases[name]) for name in (oldest, known, newest)}

@@ -71,7 +71,7 @@ class CaseSystem(_CaseSpec):
     devices_per_node: Devices | None = None
     inter_node: BytesPerSecond | None = None
     inter_node_protocol: LinkProtocol | None = None
-    """What the NICs speak; None: as those of the system."""
+    """What the NICs speak; None: as the NICs of the system."""
     nvlink_domain: Devices | None = None
     """Devices that one NVLink network joins; None: the devices of a node."""
     software_release: Release | None = None

@@ -4,7 +4,7 @@ A group of GPU runs is a family. Where a family alone determines a constant of a
 leaving it out whole would leave no run to fit it to: such a family is left out by model and number of
 devices. The constants of `step_fit` are fitted again to the runs of all other groups, with the same weights
 and loss. A device without other runs gets its ceiling from the others: the geometric mean of ceilings over
-those of long kernels in the benchmark of the same device, times its own benchmark's. For speed, each log step
+long kernels in the benchmark of the same device, times its own benchmark's. For speed, each log step
 time is linearised in the log constants around their recorded values, so a fit needs no new pricing; the group
 left out is then priced in full with the new constants.
 

@@ -124,7 +124,9 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
     standard_error = stdev(math.log(ratio) for ratio in ratios) / math.sqrt(len(ratios))
     notes = [calibration.note] if calibration.is_wide else []
     notes += (
-        ["the cases are intervals of one run, so the error is that of its steps alone"] if one_run else []
+        ["the cases are intervals of one run, so the error is the error of its steps alone"]
+        if one_run
+        else []
     )
     record = FitRecord(
         command=f"perfsim calibrate steps {shlex.join([*names, *options])}",

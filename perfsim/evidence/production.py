@@ -79,7 +79,7 @@ _Ratio = Annotated[float, *number(1e-6, 1e6)]
 
 
 class _RatioRun(Spec):
-    """One run, with its speed as a ratio to that of the first run of the file."""
+    """One run, with its speed as a ratio to the speed of the first run of the file."""
 
     name: str
     model: TransformerConfig
@@ -173,7 +173,7 @@ class ScalingFile(Spec):
         return rows
 
     def efficiency(self, claim: _Efficiency, run: _RatioRun) -> dict[str, Any]:
-        """A published efficiency next to that of a run with the same batch per system, and its band."""
+        """A published efficiency next to a run's with the same batch per system, and its band."""
         fewer, more = (self.step(run, systems=count) for count in (claim.fewer, claim.systems))
         predicted = fewer.step_time_s / more.step_time_s
 

@@ -1,7 +1,7 @@
 """The records that the package quotes, written by `perfsim validate --record` in a checkout.
 
 They hold the errors of each family of public cases with and without the family in the fit, the utilisation
-that the public runs reached, and the rates of production runs with those of their predicted healthy steps.
+that the public runs reached, and the rates of production runs next to their predicted healthy steps.
 """
 
 import json

@@ -33,7 +33,7 @@ LOOK = "see in the timeline what the devices wait for"
 
 @dataclass(frozen=True)
 class Lane:
-    """A part of the machine that moves data beside compute (a link and its servers, flash), in one step."""
+    """A part of the machine that moves data next to compute (a link and its servers, flash), in one step."""
 
     name: str
     saved: float
@@ -187,7 +187,7 @@ class Machine(ABC):
     unit: ClassVar[str] = "devices"
     """What its number of devices counts."""
     lanes: ClassVar[Mapping[str, str]] = {}
-    """The lane of each operation that moves data beside compute; empty where lanes are not distinguished."""
+    """The lane of each operation that moves data next to compute; empty where lanes are not distinguished."""
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """For each cause of a step time, the fields of the system that it rests on."""
     rates: ClassVar[tuple[Rate, ...]] = (
@@ -263,7 +263,7 @@ class Machine(ABC):
         return ()
 
     def overlap_slowdown(self, _system: Any, /) -> float:
-        """The most by which communication slows the compute beside it, as a fraction of its time."""
+        """The most by which communication slows the compute next to it, as a fraction of its time."""
         return 0.0
 
     def busy_s(self, topology: Topology, graph: TaskGraph, duration_s: Floats, lane: str) -> float:

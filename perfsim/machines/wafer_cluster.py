@@ -44,7 +44,7 @@ class _WaferNetwork(Network):
     def of_graph(self, graph: TaskGraph, /) -> _WaferNetwork:
         """The network for a graph in which several wafers may be unfolded."""
         # A class of work has one load for all systems, so each unfolded wafer spills its share of it. Spills
-        # of wafers at the same time fill the ports as those of one folded wafer do.
+        # of wafers at the same time fill the ports as one folded wafer does.
         return _WaferNetwork(self.tree, sum(stream.endswith("/spill") for stream in graph.streams) or 1)
 
     def _slowed(self, work: Work, load: Traffic, /) -> Traffic | None:
@@ -131,7 +131,7 @@ of an expert wait for its weights, and how many experts share the mesh at once, 
 
 
 def _of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]:
-    """The speed of a software release without a log beyond it, which has that of the nearest measured one.
+    """The speed of a software release without a log beyond it, as fast as the nearest measured one.
 
     assumed: each release between may have changed the speed, either way, by as much as measured releases did
     in the mean, and `OUTSIDE` at least; no product exceeds the peak.

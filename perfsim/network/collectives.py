@@ -20,7 +20,7 @@ node sends the largest part of its data to other nodes.
 
 Small all-reduces use a double tree instead of rings. Latency counts steps inside and across nodes separately.
 A broadcast between nodes counts a hop of the network for every rank of its ring, since a chunk waits at each.
-The form is that of NCCL's own tuning model (src/graph/tuning.cc). A link without a calibration uses one
+The form is the one of NCCL's own tuning model (src/graph/tuning.cc). A link without a calibration uses one
 line from its datasheet.
 
 If a system names switches that reduce in the network (`in_network`, SHARP), an all-reduce uses them where

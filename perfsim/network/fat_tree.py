@@ -20,7 +20,7 @@ class FatTree(Topology):
 
     Where the numbers of GPUs and NICs differ, the NICs that GPUs share are one `nic` with their total
     bytes/s: 8 GPUs have eight or four of them; with 12 NICs, four of three NICs each. The latency of a NIC is
-    that of a message between two adapters, so each of the two links that it crosses has half; the edge into a
+    a message's between two adapters, so each of the two links that it crosses has half; the edge into a
     leaf or spine adds the switch. The link from a GPU to its NIC is as fast as the NIC and adds no latency. A
     leaf has as many uplinks as NICs below it, divided by the oversubscription, each to a different spine.
 

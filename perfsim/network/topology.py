@@ -290,7 +290,7 @@ class Topology(ABC):
     def links_by_ends(self) -> dict[frozenset[str], list[int]]:
         """Ids of all links, both directions, by their ends."""
         ends = listed((frozenset(self.ends(link)), link) for link in range(len(self.edges)))
-        # A device behind its port names the links on both sides: `swarmx/0/0-cs1` those of `cs1/port`.
+        # A device behind its port names the links on both sides: `swarmx/0/0-cs1` the links of `cs1/port`.
         behind: dict[frozenset[str], list[int]] = {}
         for pair, links in ends.items():
             if len(devices := _without_port(pair)) == 1:
@@ -319,7 +319,7 @@ class Topology(ABC):
     def degraded(self, left: Mapping[str, float]) -> Self:
         """The network with a share left of the capacity of some links, named by their ends; 0 is dead.
 
-        `leaf0-spine3` names both directions. Prices stay those of healthy links. Raises InputError for a link
+        `leaf0-spine3` names both directions. Prices are of healthy links. Raises InputError for a link
         that does not exist, with the nearest name.
         """
         if not left:

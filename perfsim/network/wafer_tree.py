@@ -48,8 +48,8 @@ class WaferTree(Topology):
     """Wafer-scale systems under a tree of broadcast-reduce nodes, MemoryX at its root.
 
     The tree has the fewest levels that its fan-out allows, at least one. An edge into a SwarmX node has the
-    latency of that node's hop, and the edge between a system and its ports that of the ports. The servers of
-    MemoryX, each with DRAM and flash, meet in `memoryx`; those of activations are at the ports of a system.
+    latency of that node's hop, the edge between a system and its ports the ports' latency. The servers of
+    MemoryX, each with DRAM and flash, meet in `memoryx`; servers of activations are at the ports of a system.
     """
 
     system: WaferClusterSpec

@@ -272,7 +272,7 @@ class BandWidths:
     """How many times as wide the band of a class of runs is, and of its parent (`Traits.classes`)."""
 
     def of_class(self, traits: Traits) -> BandWidths:
-        """The widths for a plan, by its class, else its parent, else those of all runs."""
+        """The widths for a plan, by its class, else its parent, else the widths of all runs."""
         factor = next((self.classes[name] for name in traits.classes if name in self.classes), 1.0)
         return replace(self, base=self.base * factor, slope=self.slope * factor)
 

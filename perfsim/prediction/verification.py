@@ -236,7 +236,7 @@ class _Shard(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the FLOPs are those of the shape; experts compute `m` rows in the mean, rounded up."""
+        """Whether the FLOPs belong to the shape; experts compute `m` rows in the mean, rounded up."""
         kernel = self.kernel
         if kernel.op == "attention":
             return True
@@ -372,7 +372,7 @@ def _unsummed(graph: TaskGraph) -> Iterator[tuple[str, int]]:
 
 
 class _Result(NamedTuple):
-    """An executed product: the largest |y - x w| / (|x| |w|), and whether that of integers is exact."""
+    """An executed product: the largest |y - x w| / (|x| |w|), and whether a product of integers is exact."""
 
     shard: _Shard
     relative_error: float
@@ -387,7 +387,7 @@ class _Result(NamedTuple):
 
 def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: np.random.Generator) -> _Result:
     """Rows and columns of a product (`whole`: its k and n) on the slices of all parts, and as a whole."""
-    # The operands are those of the pass: x w, dy wT or xT dy.
+    # The operands of the pass: x w, dy wT or xT dy.
     k, n = whole
     axes = {"m": shard.m, "k": k, "n": n}
     row, column, depth = RESULT[shard.which]

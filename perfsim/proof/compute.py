@@ -98,7 +98,7 @@ class Operation(NamedTuple):
     """What a backward does before its parts."""
     end: Callable[[At, operations.Block], None] | None = None
     reads: Literal["", "own", "experts"] = "own"
-    """The block whose weights it reads; in a module it also reads those of embedding and LM head."""
+    """The block whose weights it reads; in a module it also reads the weights of embedding and LM head."""
     adds: Literal["", "own", "experts", "both"] = ""
     """The blocks to whose gradients it adds, in a module also the LM head's; else a later task adds them."""
     loss: bool = False

@@ -69,7 +69,7 @@ class Executor:
     def follow(self, order: Sequence[int]) -> None:
         """Check that every task reads what the intended tasks write, in an order; FaultError if not.
 
-        Tasks compute from what they read alone, so the numbers are then those of any other such order.
+        Tasks compute from what they read alone, so any other such order gives the same numbers.
         """
         wrote = [START] * len(self.buffers)
         for instance in order:

@@ -49,7 +49,7 @@ def _missing_dependencies(subject: Subject, *, of_data: bool) -> _Wrong:
 
 
 def _early_updates(subject: Subject) -> _Wrong:
-    """Remove all waits of each update for gradients, its own and those of other ranks."""
+    """Remove all waits of each update for gradients, its own and other ranks'."""
     graph = subject.graph
     for task in graph.tasks():
         if task.work.op not in ("optimizer", "memoryx_update"):
@@ -104,7 +104,7 @@ def _wrong_notes(subject: Subject) -> _Wrong:
         moves = work.category == "data_communication" and work.name != LOCAL_NORM.name
         # Sums over groups of replicas are of what was reduced in a group, whatever they say.
         if moves and work.writes[0].name != "gradient_shards":
-            said = "other weights than those of experts" if work.experts else "experts"
+            said = "other weights than the experts'" if work.experts else "experts"
             yield _with_work(subject, task, f"is said to be of {said}", experts=not work.experts)
 
 

@@ -260,7 +260,7 @@ class Interpreter:
         return [block for block in blocks if block in here and block < EXPERTS]
 
     def frame(self) -> Cell:
-        """What tasks of the present micro-batch leave to one another; a wafer spills those of each block."""
+        """What tasks of the present micro-batch leave to one another; a wafer spills each block's tensors."""
         if self.ranks.streams:
             return Cell(self.place, FRAME, self.task.block)
         return Cell(self.place, f"{FRAME} of micro-batch {self.task.tag}")
@@ -583,7 +583,7 @@ class Interpreter:
             written = self.in_turn("slot of leaving gradients", parts=len(ENDS))[: len(blocks)]
         else:
             written = [self.cell("gradient shard", block) for block in blocks]
-            if all(map(ranks.scatters, blocks)):  # added to those of earlier micro-batches
+            if all(map(ranks.scatters, blocks)):  # added to gradients of earlier micro-batches
                 kept = written
         self.reductions[task.writes[0]] = dict(zip(blocks, written, strict=True))
         cleared = sources if (scatters or owned) and not ranks.scattered else []
@@ -636,7 +636,7 @@ class Interpreter:
         return blocks
 
     def data_gather(self, task: Task) -> None:
-        """Gather the parameter shards of the other replicas; after an update those of the whole device."""
+        """Gather the other replicas' parameter shards; after an update the shards of the whole device."""
         blocks = self.blocks_of(task, len(task.writes))
         if self.layout.zero_stage == SHARDED and task.block >= 0:
             # Two layers are gathered at once (`limit_all_gathers`).
@@ -749,7 +749,7 @@ class Interpreter:
         return norm
 
     def norm(self, task: Task) -> None:
-        """The norm of this device's gradients summed over peers, or that of the stages' norms over them."""
+        """The norm of this device's gradients summed over peers, or the stages' norms summed over them."""
         across = self.read_as("norm")
         if across and set(self._members(task)) != {self.handles[read][0].place for read in task.reads}:
             raise self.refuse("its group", "it sums over other ranks than those whose norms it reads")
@@ -874,7 +874,7 @@ class Interpreter:
             self.move(spilled, kept)
 
     def stream_reduce(self, task: Task) -> None:
-        """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
+        """SwarmX sums the wafers' gradients; MemoryX or the tree adds the sums of earlier micro-batches."""
         group = self._members(task)
         stored = [self.handles[handle][0].place == SHARED for handle in task.reads]
 

@@ -139,7 +139,7 @@ class Tape:
     def product(self, x: Node, name: str, axes: str = "kn", *, adds: bool = True) -> Node:
         """Rows times a matrix with these axes, to which the rank `adds` its bias.
 
-        Axis r is that of rows, which each have the matrix of their expert. All ranks have the gradient of the
+        Axis r has the rows, which each have the matrix of their expert. All ranks have the gradient of the
         bias.
         """
         expert = self.given["expert"] - self.share.own_experts.start if "r" in axes else None
@@ -261,7 +261,7 @@ class Tape:
         return self.add(x, [], back)
 
     def back(self, weights: Weights, arrived: dict[Node, Floats]) -> Gradients:
-        """Add to the gradients that arrived those of all nodes before them; returns those of weights."""
+        """Add the gradients of all nodes before those that arrived; returns the gradients of weights."""
         of_weights: Gradients = []
         for node in reversed(self.nodes):
             gradient = arrived.get(node)
@@ -283,7 +283,7 @@ def _flat(x: Floats) -> Floats:
 
 
 def _of_rows(weights: Floats, expert: Ints | None) -> Floats:
-    """The weights of each row's expert; without experts, those of all rows."""
+    """The weights of each row's expert; without experts, the weights of all rows."""
     return weights if expert is None else weights[expert]
 
 
@@ -538,7 +538,7 @@ PARTS: Mapping[str, _Row] = {
     "combine": _Row(_combine, ("total", "rows", "p", "shared"), ("hidden",), "router"),
     "scores": _Row(_scores, ("hidden",), ("scores",), "head_words"),
 }
-"""All parts; a layer runs those of `ATTENTION` and `FEED_FORWARD` that its weights have, in their order."""
+"""All parts; a layer runs what its weights have of `ATTENTION` and `FEED_FORWARD`, in their order."""
 
 
 class _Part(NamedTuple):
@@ -549,7 +549,7 @@ class _Part(NamedTuple):
     tape: Tape
 
     def backward(self, weights: Weights, gradients: dict[str, Floats]) -> Gradients:
-        """Replace gradients of what it made by those of what it took, which are added to earlier ones."""
+        """Replace gradients of what it made by gradients of what it took, which are added to earlier ones."""
         made = {node: gradients.pop(name) for name, node in self.makes.items() if name in gradients}
         of_weights = self.tape.back(weights, made)
         for name, node in self.takes.items():
@@ -601,7 +601,7 @@ class Block:
                 self.values |= {array: node.value for array, node in self.parts[name].makes.items()}
 
     def backward(self, names: tuple[str, ...], weights: Weights) -> Gradients:
-        """Go back through parts, from the gradients of what they made; returns those of weights."""
+        """Go back through parts, from the gradients of what they made; returns the gradients of weights."""
         made: Gradients = []
         for name in reversed(names):
             if name in self.parts:

@@ -197,7 +197,7 @@ class _BlockLayout:
         return result
 
     def gradient(self, gradients: Iterable[tuple[str, Callable[[], Floats]]]) -> Floats:
-        """The flat vector of gradients, computed now; those of other blocks' weights are left out."""
+        """The flat vector of gradients, computed now; gradients of other blocks' weights are left out."""
         return self.flat((name, gradient()) for name, gradient in gradients if name in self.parts)
 
     def shard(self, flat: Floats, place: Place) -> Floats:

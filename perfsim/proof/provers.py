@@ -225,7 +225,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Any, mi
     layout = of_kind.small_layout(layout)
     group = layout.shard_group if isinstance(layout, ParallelLayout) else None
     if model.experts is not None and group is not None:
-        # Sums over groups are told from those of experts by their ranks.
+        # Sums over groups are told from sums of experts by their ranks.
         raise InputError(f"experts are not executed with shard_group {group}", "prove it without")
     parts = of_kind.parts(layout)
     without = of_kind.without_modules(layout)

@@ -92,7 +92,7 @@ class SmallTraining:
         return self.batch * self.head_positions
 
     def words(self, step: int, ahead: int = 0) -> tuple[Ints, Ints]:
-        """Inputs and targets of one step; those of the `ahead`-th module are later by as many tokens."""
+        """Inputs and targets of one step, later by as many tokens for the `ahead`-th module."""
         drawn = self._words[step]
         length = self.seq_length if ahead else self.head_positions
         return drawn[:, ahead : ahead + self.seq_length], drawn[:, ahead + 1 : ahead + 1 + length]
@@ -216,7 +216,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         if EXPERTS + block in weights:
             routing = training.routing(step, block)
             given |= {"routing": routing, "expert": routing.expert.ravel()}
-        # A module reads the output of the module before it, the first one that of the last layer.
+        # A module reads the output of the module before it, the first one the output of the last layer.
         nodes = {"hidden": hidden} if hidden else {}
         for name in parts_of.get(block, (*operations.ATTENTION, *operations.FEED_FORWARD, "scores")):
             tape = operations.Tape(read(block), share.of_layer(block), given=given)

@@ -46,7 +46,7 @@ class Section:
     trace: str = ""
     """A file next to the page, with all tasks."""
     fold: str = ""
-    """The words under which the table is folded; those of a figure always are."""
+    """The words under which the table is folded; the words of a figure always are."""
     tab: str = ""
     """Sections with the same word here, one after the other, are shown one at a time."""
     short: str = ""

@@ -76,13 +76,13 @@ def _candidates_table(shown: Sequence[answers.Answer], decision: answers.Decisio
             "strategy": (None, "strategy"),
             "settings": (None, lambda own: text.layout_long(own.layout)),
         },
-        "MFU counts the FLOPs of the model, HFU also those of recomputation. Memory is per device. A star "
+        "MFU counts the FLOPs of the model, HFU also FLOPs of recomputation. Memory is per device. A star "
         "marks the best.",
     )
 
 
 def inputs_section(assumptions: Sequence[answers.Assumption]) -> Section:
-    """All inputs with their sources; those of one topic, kind and source share a row."""
+    """All inputs with their sources; inputs of one topic, kind and source share a row."""
     rows = listed(((of.topic, of.kind, of.source), f"{of.name}: {of.value}") for of in assumptions)
     table = Table.of(
         ("of", "input", "kind", "source"),

@@ -123,7 +123,7 @@ def loss(result: StudyResult) -> Iterator[Section]:
             "on the wall": (unit, at),
             "loss": (text.RATIO, lambda row: row[2]),
         },
-        "Nats per token; in parentheses and shaded the 90 % range of the time, without that of the law.",
+        "Nats per token; in parentheses and shaded the 90 % range of the time, without the range of the law.",
     )
     lead = (
         f"Shows which loss each candidate reaches by when, by law {result.loss_law}. Every point is a run of "
@@ -549,7 +549,7 @@ def _tornado(quantity: str, decision: Decision, levers: Sequence[Lever], ratio: 
             "order flips at": (text.NUMBER, flips),
             "standard deviations away": (text.Unit(digits="{:.1f}".format), "distance"),
         },
-        f"Ratio: {quantity} of {decision.rival} over that of {decision.first}. One input is moved at a "
+        f"Ratio: {quantity} of {decision.rival} over the same of {decision.first}. One input is moved at a "
         "time; never: not within three standard deviations.",
     )
     middle = ratio.typical if ratio else 1.0
@@ -568,7 +568,7 @@ def _tornado(quantity: str, decision: Decision, levers: Sequence[Lever], ratio: 
     said = {middle: f"{middle:.2f}"} | ({} if near else {1.0: "order flips"})
     above = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
     drawn = draw.rows(
-        f"{text.capital(quantity)} over that of the first (times)",
+        f"{text.capital(quantity)} over the first's (times)",
         labels,
         traces,
         draw.axis("ratio"),

@@ -311,7 +311,7 @@ def _series_table(series: Sequence[Series]) -> Table:
             for own, point in points
         ),
         {name: (units.get(name), name) for name in _OF_SERIES},
-        "Efficiency is that of healthy steps to the target, relative to the smallest machine of the series."
+        "Efficiency holds for healthy steps to the target, relative to the smallest machine of the series."
         if any(len(own.points) > 1 for own in series)
         else "",
     )

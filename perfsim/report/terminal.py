@@ -216,7 +216,7 @@ def proof_lines(answer: Mapping[str, Any]) -> list[str]:
     conclusion = (
         f"{text.counted(len(proofs), 'layout')} proven ({done}): no dependency is missing, "
         f"and {text.integer(sum(layout['compared'] for _, layout in proofs))} arrays (loss, gradients, "
-        f"weights) equal those of serial training in {text.counted(answer['executed'] - 2, 'random order')} "
+        f"weights) equal serial training in {text.counted(answer['executed'] - 2, 'random order')} "
         f"and in the simulated one{others}; largest relative error "
         f"{text.NONE if worst is None else f'{worst:.1e}'}."
     )

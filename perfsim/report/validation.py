@@ -222,8 +222,8 @@ def _scaling_sections(scaling: Mapping[str, Any]) -> list[Section]:
             "error": (text.CHANGE, "error"),
             "in band": (None, in_band),
         },
-        "Tokens a second and system of a run over those of one on one system. Not scored: no step time "
-        "is published. The band is that of the ratio of two runs of one machine.",
+        "Tokens a second and system of a run, over the same of one on one system. Not scored: no step time "
+        "is published. The band belongs to the ratio of two runs of one machine.",
     )
     efficiencies = Table.each(
         scaling["efficiencies"],
@@ -249,7 +249,7 @@ def _scaling_sections(scaling: Mapping[str, Any]) -> list[Section]:
     )
     source = f"Published ratios next to predicted ones. {scaling['source']}."
     many = (
-        "Throughput of many systems over as many times that of fewer; 'band from' is the least that the "
+        "Throughput of many systems over the multiple of fewer systems'; 'band from' is the least that the "
         "band of many systems allows."
     )
     alone = "Each cause is set so that it alone makes the step as slow as the published lower bound."

@@ -339,7 +339,7 @@ def text_of(layout: Layout) -> str:
 
 
 def text_of_fields(given: Mapping[str, Any]) -> str:
-    """The text of a layout from its fields, those of an answer's JSON too, which has `num_microbatches`."""
+    """The text of a layout from its fields, or from an answer's JSON, which has `num_microbatches`."""
     named = {name: value for name, value in given.items() if name != "num_microbatches" and value is not None}
     return ",".join(f"{name}={written(value)}" for name, value in named.items())
 

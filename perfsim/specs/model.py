@@ -247,7 +247,7 @@ PLAIN = LayerKind()
 
 @lru_cache(maxsize=256)
 def layer_kinds(model: TransformerConfig) -> tuple[LayerKind, ...]:
-    """The kind of every layer in the order of the forward pass, then of those of multi-token prediction."""
+    """The kind of every layer in the order of the forward pass, layers of multi-token prediction last."""
     experts = model.experts
     pattern = model.sliding_window_pattern
     kinds = [

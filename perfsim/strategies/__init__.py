@@ -28,7 +28,7 @@ MEMBERS = [member for member in vars(Strategy) if not member.startswith("_")]
 
 
 def strategy_names() -> list[str]:
-    """Names of all strategies, including those of installed plug-ins."""
+    """Names of all strategies, also of installed plug-ins."""
     return sorted({*STRATEGIES, *(point.name for point in plug_ins("strategies"))})
 
 

@@ -248,7 +248,7 @@ def in_flight(
     schedule: Schedule, rank: int, pipeline: int, chunks: tuple[int, ...], microbatches: int
 ) -> tuple[Held, ...]:
     """What a rank holds at its possible peaks; `chunks` are the layers of its chunks."""
-    # Where chunks are not in groups they count alike, as those of a rank without layers do.
+    # Where chunks are not in groups they count alike, as the chunks of a rank without layers do.
     layers = chunks if schedule.has("in_groups") and any(chunks) else (1,) * len(chunks)
     order = schedule.order(rank, pipeline, len(chunks), microbatches)
     return held_at_peak(order, dict(enumerate(layers)))
@@ -419,7 +419,7 @@ def _dual_v(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
 
 # Half (`v-half`) or a third (`v-min`) of the memory of 1F1B [2405.15362].
 #
-# Every pass of one rank begins a fixed number of units of time after that of its neighbour (the offsets of
+# Every pass of one rank begins a fixed number of units of time after its neighbour's (the offsets of
 # the paper's building block), and the block repeats every six units, the six passes of a rank. What a rank
 # holds follows from the offsets. Weight gradients fill the units in which a rank would wait, or has no memory
 # for a forward.

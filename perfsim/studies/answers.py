@@ -43,11 +43,11 @@ class Production:
 
     It covers what slows the steps of a long run (stragglers, other jobs on the network, data loading,
     logging) and the model's own error on these runs, but not what a wall clock describes: queue, compilation,
-    restarts, lost work. All known runs are on GPUs. The ratio is that of every machine: no comparison moves.
+    restarts, lost work. All known runs are on GPUs. Every machine has the same ratio: no comparison moves.
     """
 
     ratio: float
-    """Rate of production steps over that of healthy ones."""
+    """Rate of production steps over the rate of healthy ones."""
     range: tuple[float, float]
     """Low and high; taken as a 90 % range."""
     source: str
@@ -345,7 +345,7 @@ class Outcome:
     not_given: tuple[str, ...]
     """Inputs without which a figure is None."""
     ratio: Spread
-    """Its time on the wall over that of the first, from the same draws."""
+    """Its time on the wall over the time of the first, from the same draws."""
     turns: float
     """Probability that another would be first where only the error of its step time is drawn."""
     energy_kwh_per_1e9_tokens: float | None
@@ -404,7 +404,7 @@ class Decision:
     rival: str
     """The one that it is compared with; empty if there is none."""
     ratio: Spread | None
-    """Time on the wall of the rival over that of the first."""
+    """Time on the wall of the rival over the time of the first."""
     sure: float
     """Probability that the first is first of all."""
     turns: float
@@ -413,7 +413,7 @@ class Decision:
     """The inputs that move the ratio, most first."""
     break_even: tuple[BreakEven, ...]
     money_ratio: Spread | None = None
-    """Money of the rival over that of the first; None unless both have a price."""
+    """Money of the rival over the money of the first; None unless both have a price."""
     money_levers: tuple[Lever, ...] = ()
     """The inputs that move the ratio of money, most first."""
 

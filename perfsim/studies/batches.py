@@ -34,7 +34,7 @@ SMALLEST_SHARE = 1 / 256
 LARGEST_SHARE = 2.0
 """The grid of batches, as shares of the critical batch."""
 AROUND = 2
-"""Batches on each side of the best one that are tried near that of a similar question; else one more."""
+"""Batches on each side of the best one that are tried near the batch of a similar question; else one more."""
 HALVINGS = 7
 """Points of a curve of the loss before its end, each at half the tokens of the next."""
 MINICPM_SCALE = "C4"

@@ -199,7 +199,7 @@ class _SpeedsSpec(Spec):
             "statistical": "statistics", "hardware": "hardware\n(published)",
         }  # fmt: skip
         note = (
-            "Statistics: examples of the first over those of the run, by the law. Hardware: what is left of "
+            "Statistics: examples of the first over the run's, by the law. Hardware: what is left of "
             f"the published speedup over the number of {self.device}, of which none is simulated."
         )
         return columns, rows, verdict, note
@@ -264,7 +264,7 @@ class _EquationsSpec(Spec):
         note = (
             "L layers, T bytes of an activation tensor of a sample, B samples, P bytes of all gradients, N "
             "GPUs; bytes on the wire of each GPU, of a pipeline on all wires. Memory: activations of all "
-            "stages; a is that of a layer and micro-batch, from the smallest N."
+            "stages; a is the memory of a layer and micro-batch, from the smallest N."
         )
         return columns, rows, verdict, note
 
@@ -289,7 +289,7 @@ class _EquationsSpec(Spec):
         ]
 
     def _memory(self, approach: str, equation: str, *, grows: bool) -> list[_Bytes]:
-        """Activations of pipelines; the smallest gives those of a layer and is no row."""
+        """Activations of pipelines; the smallest gives the activations of a layer and is no row."""
         base = 0.0
         rows: list[_Bytes] = []
         for devices in self.devices:

@@ -317,7 +317,7 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
 
 
 def _wall_ratio(option: Option, first: Option) -> Spread:
-    """The time on the wall of one option over that of another, without the luck of seeds."""
+    """The time on the wall of one option over the time of another, without the luck of seeds."""
     if option.plan == first.plan:
         return Spread(1.0, 1.0, 1.0)
     return _spread(option.expected_s / first.expected_s, option.typical_s / first.typical_s)

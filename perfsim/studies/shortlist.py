@@ -128,7 +128,7 @@ class Entry(Prediction):
     step_time_band_s: tuple[float, float]
     """90 % band of the step time."""
     ratio: float
-    """Step time over that of the first entry."""
+    """Step time over the step time of the first entry."""
     ratio_error: float
     """The model's own error in this ratio: the half-width e of its 90 % band [r / (1 + e), r (1 + e)]."""
     differs: Mapping[str, Any]

@@ -4,7 +4,7 @@ Every evaluation is a point of a sweep over that input. By how much it misses a 
 quantity over its bound, with typical inputs and in each joint draw of `studies/decision.py`; a value meets a
 condition where typical inputs miss nothing, and at 90 % where this quantile of the draws misses nothing.
 Values are tried outward from today's until the condition turns, then between two neighbours by interpolation,
-and beyond those that meet it: of devices first those of a grid, since time may rise with their number. Where
+and beyond those that meet it: of devices first a grid, since time may rise with their number. Where
 the input is a batch, a coarse sweep finds every turn first. Of batches those are tried that lie around the
 best one of the value before. Layouts are planned within a bound on memory; the leanest says if any is.
 """

@@ -103,7 +103,7 @@ class CandidateSpec(Spec):
     wall_clock: WallClockSpec | None = None
     """Queue, compilation, checkpoints and failures of the whole run; None: only the steps are counted."""
     production: ProductionChoice | None = None
-    """Rate of production steps over that of healthy steps; None: the study's."""
+    """Rate of production steps over the rate of healthy steps; None: the study's."""
     price: PriceSpec | None = None
     """Rent or purchase price of the machine; None: the study's."""
 
@@ -190,7 +190,7 @@ class RampSpec(Spec):
     batch: Annotated[float, *number(1e-6, 1)]
     """As a share of the batch at the end."""
     critical_batch: Annotated[float, *number(1e-6, 1e3)] = 1.0
-    """The critical batch of this part over that of the run."""
+    """The critical batch of this part over the critical batch of the run."""
 
 
 class ConvergenceSpec(Spec):
@@ -208,7 +208,7 @@ class ConvergenceSpec(Spec):
     ramp: Annotated[tuple[RampSpec, ...], Field(max_length=MOST_CHOICES)] = ()
     """Parts of the run before the full batch, in order; the rest runs at the full batch."""
     loss_scale: str = ""
-    """The corpus of `target_loss`; that of the loss law where it is not named."""
+    """The corpus of `target_loss`; the loss law's own where it is not named."""
 
     @property
     def of_loss(self) -> LossLaw:
@@ -269,7 +269,7 @@ class StudySpec(CatalogSpec):
     """Share of a device's memory above which a planned layout is no answer unless nothing else fits."""
     convergence: ConvergenceSpec = ConvergenceSpec()
     production: ProductionChoice = "recorded"
-    """Rate of production steps over that of healthy steps, for the time in production next to the answer."""
+    """Rate of production steps over healthy steps', for the time in production next to the answer."""
     prices: Prices = Prices()
     """Of machines and electricity, by a name or a file, or written here."""
     uncertainty: UncertaintySpec = UncertaintySpec()

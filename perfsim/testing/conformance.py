@@ -49,7 +49,7 @@ class _Small(NamedTuple):
     devices: int
     batch: int
     model: Mapping[str, Any] = {}
-    """Changes of the toy model; `recipe` has those of the toy recipe."""
+    """Changes of the toy model; `recipe` has the changes of the toy recipe."""
     recipe: Mapping[str, Any] = {}
     capacity: float | None = None
     """Memory of a device; None: as the toy's."""

@@ -133,7 +133,7 @@ class Slots(NamedTuple):
     tag: Ints
     sources: dict[str, tuple[Ints, str]]
     later: Ints | None = None
-    """How many layers after those of its template the blocks of each slot are; None: they are the same."""
+    """How many layers the blocks of each slot are after its template's; None: they are the same."""
 
 
 class Stamped(NamedTuple):

@@ -62,7 +62,7 @@ class Parameters:
 
     @property
     def layers(self) -> int:
-        """Parameters of all layers, those of multi-token prediction included."""
+        """Parameters of all layers, layers of multi-token prediction included."""
         return sum(count * self.of(kind) for kind, count in self._kinds.items())
 
     @property
@@ -143,7 +143,7 @@ def model_flop_per_step(job: Job) -> float:
 def recompute_flop_per_step(job: Job, recompute: Recompute, share: float = 1.0) -> float:
     """FLOPs of recompute: one forward of the layers (full), or of the modules that a mode runs again.
 
-    [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. What a mode keeps
+    [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is the share of layers that recompute. What a mode keeps
     (`layer.py`) is not counted; the last linear of a layer is, which full recompute may skip.
     """
     model = job.model

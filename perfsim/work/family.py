@@ -1,7 +1,7 @@
 """A model grown or shrunk to a number of parameters: depth, width and heads of a real shape.
 
 Heads keep their width, the MLP and experts their ratio to the model's width; vocabulary, key and value heads
-and the number of experts stay. Width over depth is that of published models.
+and the number of experts stay. Width over depth follows published models.
 """
 
 import math

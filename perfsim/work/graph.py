@@ -164,7 +164,7 @@ class Work:
     """The product beside which a collective is exchanged in chunks, one for each rank of its group: it
     gathers the product's first operand, or sums its result. The product is part of another task."""
     experts: bool = False
-    """Whether gradients or parameters that it moves are those of routed experts, and no others."""
+    """Whether all gradients or parameters that it moves belong to routed experts."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ class Kernel(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Whether a matrix product has weights; those of attention's core have activations only."""
+        """Whether a matrix product has weights; the products of attention's core have activations only."""
         return self.batch == 1 or self.grouped
 
     @property

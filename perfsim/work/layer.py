@@ -414,7 +414,7 @@ def expert_kernels(part: LayerSlice, which: LayerPass, stage: ExpertStage) -> Ke
 
 _ROUTER = "router"
 _BIASED_PASSES = 7.0
-"""Bytes that the activation of experts with biases moves over those of one kernel.
+"""Bytes that the activation of experts with biases moves over the bytes of one kernel.
 
 In Megatron-Core no kernel adds the biases of experts: it does so for one expert after the other, with the
 probabilities in fp32, and joins the parts. Over the width of an expert that is some 22 reads and writes where

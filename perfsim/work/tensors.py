@@ -70,7 +70,7 @@ def tensors_of(model: TransformerConfig, block: LayerKind | int) -> dict[str, st
     """The tensors of a block by name, each with its axes.
 
     A block is a layer of a kind without its routed experts, these (`EXPERTS`), the embedding, or the final
-    norm and LM head, whose table of words is that of the embedding if the two are tied.
+    norm and LM head, which has the embedding's table of words if the two are tied.
     """
     if block == EXPERTS:
         return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)

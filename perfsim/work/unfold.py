@@ -119,7 +119,7 @@ class Unfolded:
     row: Ints
     """The row of `instance` for each folded task."""
     instance: Ints
-    """Number of the instance, among those of its folded task, for a class of peers: (row, class)."""
+    """Number of the instance, among the instances of its folded task, for a class of peers: (row, class)."""
     classes: Ids
     """Class of each peer, by offset."""
 
@@ -260,7 +260,7 @@ class _Unfolding:
         return tuple(names), tuple(stands_for), number
 
     def _reads(self) -> Ragged:
-        """Tensors that each instance reads: those of the folded task, once for every member."""
+        """Tensors that each instance reads: the tensors of the folded task, once for every member."""
         reads = self.graph.reads
         reader = reads.row_of_value
         writer = self.graph.writer[reads.values]

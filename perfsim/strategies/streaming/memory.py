@@ -77,7 +77,7 @@ IN_FLIGHT = 2
 # What MemoryX holds and moves for each parameter, in DRAM or flash.
 #
 # MemoryX keeps each parameter in the format that it streams, and the state of the optimizer: the fp32 master
-# copy, moments, and the fp32 sum of gradients where it sums those of micro-batches. Adam reads 12 B of state
+# copy, moments, and the fp32 sum of gradients where it sums over micro-batches. Adam reads 12 B of state
 # and the gradient and writes the state back: 28 B and about 15 FLOP per parameter and step. Zeros of sparse
 # weights are neither stored nor updated.
 

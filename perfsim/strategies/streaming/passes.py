@@ -41,7 +41,7 @@ class _Block:
     forward: Kernels
     backward: Kernels
     matrices: float = field(default=0.0, kw_only=True)
-    """Weights that can be sparse; those of a layer."""
+    """Weights that can be sparse: the weights of a layer."""
     tied: float = field(default=0.0, kw_only=True)
     """Parameters that the block of the embedding updates, with which the LM head shares them."""
 
@@ -130,7 +130,7 @@ class _PassKind(NamedTuple):
     updated: bool
     """Its weights come from an update, not from initialisation."""
     adds: bool
-    """Its gradients are added to those of an earlier pass."""
+    """Its gradients are added to the gradients of an earlier pass."""
     follows: bool
     """There is an earlier pass."""
     refilled: bool
@@ -239,7 +239,7 @@ class _PassRecorder:
         if self.kind.adds and self.gradients_on_wafer:
             reads.append(self.template.port(f"gradient{number}"))
         parts = self._tasks(number, works.backward, weights, reads)
-        # Gradients go up the tree, added to those of earlier passes; the last pass updates the block.
+        # Gradients go up the tree, added to the sums of earlier passes; the last pass updates the block.
         own = [part + 1 for part in parts]
         name = f"gradient{number}"
         if self.gradients_on_wafer and not self.kind.last:

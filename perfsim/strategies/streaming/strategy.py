@@ -31,7 +31,7 @@ from perfsim.work import GraphBuilder, Work
 
 
 class _Estimate:
-    """The seconds of a step of a plan, given those of a work."""
+    """The seconds of a step of a plan, given the seconds of a work."""
 
     def __init__(self, steps: StreamedSteps, duration: Callable[[Work], float]) -> None:
         self.steps = steps
@@ -275,6 +275,6 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
 
 
 def _needed_chunks(system: WaferClusterSpec) -> int:
-    """Chunks of a layer that an accurate step needs: without prefetch, only those of one layer overlap."""
+    """Chunks of a layer that an accurate step needs: without prefetch, only one layer's chunks overlap."""
     whole = system.streaming.prefetch_depth > 0 or system.streaming.weights_held == "layer"
     return 1 if whole else STREAM_CHUNKS

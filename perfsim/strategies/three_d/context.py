@@ -30,7 +30,7 @@ class _AttentionWorks(NamedTuple):
     block: Work
     """Attention to the rank's own keys and values."""
     later: Work
-    """Attention to those of another rank, and the sum with earlier results."""
+    """Attention to keys and values of another rank, and the sum with earlier results."""
     last: Work
 
 
@@ -138,7 +138,7 @@ class ContextGroup(Attention):
         return self._task(at, works.last, [gradient, saved, first, *arrived])
 
     def _ring_backward(self, at: InBlock, works: _AttentionWorks, reads: tuple[int, int, int]) -> list[int]:
-        """The gradients of queries, and those of keys and values back on their rank.
+        """The gradients of queries, and the gradients of keys and values back on their rank.
 
         Message i carries keys and values for block i + 1 and the gradients that block i - 1 completed; the
         first leaves when the attention's backward begins.

@@ -8,7 +8,7 @@ gathers, and shards are summed over the groups.
 
 Under ZeRO 1 a framework may divide whole tensors among the ranks instead (`StateExchange` owner_broadcast, as
 InternEvo of 2023): gradients are all-reduced over all replicas, each rank updates what it owns, and owners
-broadcast it in turn. Before a bucket's reduction the host waits for that of the last bucket but one.
+broadcast it in turn. Before a bucket's reduction the host waits for the reduction of the last bucket but one.
 
 Some parameters may be held by other ranks than the rest, as
 those of experts are; they have replicas of their own, which do the same one after the other.
@@ -76,7 +76,7 @@ def collective(
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Parameters on one rank: most of them, and those of which `Replicas.apart` are the replicas."""
+    """Parameters on one rank: most of them, and the parameters that `Replicas.apart` replicate."""
 
     rest: float = 0.0
     apart: float = 0.0
@@ -107,7 +107,7 @@ class Replicas:
     apart: Replicas | None = None
     """The ranks with the same experts as this rank; None: it has no experts."""
     experts: bool = False
-    """Whether the parameters are those of routed experts."""
+    """Whether the parameters belong to routed experts."""
     alone: bool = False
     """Whether a single rank calls collectives too, as the software of ZeRO 3 does."""
 

@@ -33,11 +33,11 @@ class RankColumns(NamedTuple):
     last: Bools
     """Whether the rank holds LM head and loss."""
     kinds: tuple[Ints, ...] = ()
-    """Layers of every kind, with those of multi-token prediction; none where all layers are alike."""
+    """Layers of every kind, with layers of multi-token prediction; none where all layers are alike."""
 
     @classmethod
     def of(cls, columns: Iterable[Ints]) -> RankColumns:
-        """The fields as columns, those of kinds one by one."""
+        """The fields as columns, fields of kinds one by one."""
         rank, number, layers, first, last, *kinds = columns
         return cls(rank, number, layers, first > 0, last > 0, tuple(kinds))
 
@@ -72,7 +72,7 @@ class Division:
     virtual: int
     layers: tuple[int, ...]
     kinds: tuple[int, ...] = ()
-    """The kind of every layer by its number, those of multi-token prediction last; empty: all are alike."""
+    """The kind of every layer by its number, layers of multi-token prediction last; empty: all are alike."""
 
     @classmethod
     def of(cls, job: Job, layout: ParallelLayout) -> Division:
@@ -103,7 +103,7 @@ class Division:
 
     @cached_property
     def stages(self) -> list[range]:
-        """The layers of every virtual stage; those of multi-token prediction are with the LM head."""
+        """The layers of every virtual stage; layers of multi-token prediction are with the LM head."""
         first = [*accumulate(self.layers[:-1], initial=0), len(self.kinds) or sum(self.layers)]
         return [range(*ends) for ends in pairwise(first)]
 

@@ -36,7 +36,7 @@ class _Stages(NamedTuple):
 
     virtual: list[VirtualStage]
     alike: list[int]
-    """The first virtual stage that each one is like, but for its number and those of its layers."""
+    """The first virtual stage that each one is like, but for its number and the numbers of its layers."""
     replicas: list[Replicas]
 
 
@@ -132,7 +132,7 @@ class RankShare:
         return ExpertGroup(part, device, mode, ranks, shares, recipe.expert_dispatcher, waits, joins)
 
     def replicas(self, stages: list[VirtualStage], last_rank: int) -> Replicas:
-        """Its replicas, and those of its experts; `last_rank` has the LM head."""
+        """Its replicas, and the replicas of its experts; `last_rank` has the LM head."""
         layout = self.layout
         # On a rank with both, embedding and LM head may be one tensor.
         ends = {"first": self.rank == 0, "last": self.rank == last_rank}
@@ -174,9 +174,9 @@ class _Passes:
     They are also of the first pass on a rank where `first_is_special`.
     """
     of_stage: Ints
-    """Index of the template of each virtual stage among those of a pass."""
+    """Index of the template of each virtual stage among the templates of a pass."""
     later: Ints
-    """How many layers after that of its template each virtual stage begins."""
+    """How many layers after its template each virtual stage begins."""
     first_is_special: bool = False
 
     @cached_property

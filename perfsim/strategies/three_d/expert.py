@@ -126,7 +126,7 @@ class ExpertGroup(Half):
 
     @cached_property
     def to_experts(self) -> list[Work]:
-        """The communication of rows from their tokens' ranks to those of experts; none inside one rank."""
+        """The communication of rows from their tokens' ranks to the experts' ranks; none inside one rank."""
         return [*self._exchange("dispatch", "all_gather"), *self._shared("all_gather")]
 
     @cached_property

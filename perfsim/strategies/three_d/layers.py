@@ -35,7 +35,7 @@ from perfsim.work.kernels import Kernel, LayerSlice
 # Every rank waits for the slowest in each layer, because its own tokens come back from all of them. So a
 # layer takes as long as the rank with most rows lets it, and all ranks stay alike. The popularity of an
 # expert is log-normal around equal shares, drawn with a fixed seed; a rank's is the mean of its experts, and
-# the load is the mean over draws of that of the fullest rank. Routing that a run forces to be balanced has
+# the load is the mean over draws of the fullest rank's load. Routing that a run forces to be balanced has
 # load 1, and a capacity factor limits the rows of an expert to so many times their equal share.
 
 SEED = 2026
@@ -261,7 +261,7 @@ def _products(part: LayerSlice, half: str) -> Mapping[str, Kernel]:
 
 
 def _product(part: LayerSlice, name: str) -> Kernel | None:
-    """The product of a layer with this name; of a layer with experts, whose sums are those of attention."""
+    """The product of a layer with this name; of a layer with experts, the one of attention."""
     half = "mlp" if name.startswith("fc") else "attention"
     return None if half == "mlp" and part.kind.experts else _products(part, half).get(name)
 

@@ -74,7 +74,7 @@ class SliceBytes(NamedTuple):
         return cls(*(column if name in OF_LAYERS else column[..., :1] for name, column in named))
 
     def rank_parameters(self, ranks: RankColumns) -> Floats:
-        """Parameters of every rank without those of experts, shape (rows, ranks)."""
+        """Parameters of every rank without experts, shape (rows, ranks)."""
         ends = np.where(ranks.first, np.where(ranks.last, self.both, self.embedding), 0.0)
         ends = ends + np.where(ranks.last & ~ranks.first, self.head, 0.0)
         return np.asarray(ranks.sum_of(self.layer) + ends)

@@ -113,7 +113,7 @@ class _Terms:
 class _PassPrices(NamedTuple):
     """Seconds of the parts of the passes of one micro-batch, shape (rows, 1).
 
-    Those of a layer have a column for each kind of layer. They are 0 where a layout has no such work.
+    Seconds of a layer have a column for each kind of layer. They are 0 where a layout has no such work.
     """
 
     forward: Floats
@@ -187,7 +187,7 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: i
     part = layer.attention if half == "attention" else layer.mlp
 
     def sums(between: Sequence[Between]) -> list[Work]:
-        """The collectives of a forward or backward; a layer with experts has those of attention alone."""
+        """The collectives of a forward or backward; a layer with experts has only attention's."""
         if half == "mlp" or not between:
             return []
         if kind.experts:
@@ -266,7 +266,7 @@ def _weights_terms(job: Job, number: int, *degrees: int) -> Named:
 
 @lru_cache(maxsize=16384)
 def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1) -> ExpertGroup:
-    """The experts of a layer whose rows are those of `ranks` ranks with so many sequences together."""
+    """The experts of a layer that compute the rows of `ranks` ranks with so many sequences together."""
     layout = layout_of(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
     return RankShare(job, layout).experts(_EXPERTS)
 
