@@ -106,7 +106,7 @@ def _kind_of_file(path: Path, catalog: Catalog) -> str:
     keys = {str(key) for key in root.mapping}
     if not keys or "candidates" in keys:
         return "study"
-    if cases := root.mapping.get("cases"):
+    if (cases := root.mapping.get("cases")) and "kind" not in keys:
         of_convergence = any("points" in case.mapping for case in cases.sequence[:1])
         return "measured" if "cluster" in keys else "convergence" if of_convergence else "cases"
     own = keys - {"name", "description", "sources", "assumed"}

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
@@ -31,6 +32,7 @@ from perfsim.prediction.question import Question
 from perfsim.prediction.risk import Ranked
 from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
 from perfsim.prediction.why import LinkUse, Why
+from perfsim.specs.layout import text_of
 from perfsim.strategies import Plan
 from perfsim.version import __version__
 
@@ -46,7 +48,7 @@ class _Scaling:
     note: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Prediction:
     """One optimizer step of one model on one machine."""
 
@@ -103,6 +105,18 @@ class Prediction:
     """The proven layout and the fastest of all, where the planner chose on GPUs."""
     evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
     """The run behind the values; None for a stored prediction."""
+
+    def __repr__(self) -> str:
+        """One line: what is trained on what, in which layout, and how fast."""
+        layout = "" if self.evaluation is None else f"{text_of(self.run.plan.layout)}, "
+        speed = f"{self.step_time_s:.3g} s a step, MFU {100 * self.mfu:.1f} %"
+        return f"<{self.model} on {self.label}: {layout}batch {self.global_batch_size:,}, {speed}>"
+
+    def _repr_html_(self) -> str:
+        cells = [
+            f"<td>{escape(part)}</td><td>{part_s:.4g} s</td>" for part, part_s in self.breakdown_s.items()
+        ]
+        return f"<p>{escape(repr(self)[1:-1])}</p><table><tr>{'</tr><tr>'.join(cells)}</tr></table>"
 
     @property
     def label(self) -> str:

@@ -27,8 +27,8 @@ MARK = "*"
 """Before a marked cell on a terminal."""
 _MAX_WORD = 30
 """Longer words may be broken where a column of a terminal is narrow."""
-_BREAK = re.compile(r"\s|(?<=[^\W\d]-)(?=[^\W\d])")
-"""Where `textwrap` breaks lines: at spaces, and after a hyphen between letters."""
+_BREAK = re.compile(r"(\s+|(?<=[^\W\d]-)(?=[^\W\d])|(?<=,)(?=[^\W\d]))")
+"""Where cells break: at spaces, after a hyphen between letters, after a comma before one (`tp=4,dp=2`)."""
 _FOUR_DIGITS = re.compile(r"\b(?<!,)(\d),(\d{3})\b(?!,)")
 
 
@@ -329,7 +329,9 @@ def _longest_word(cell: str) -> int:
 def _cell_lines(cell: str, size: int) -> list[str]:
     """The cell in lines, further ones under the first one's text."""
     indent = len(cell) - len(cell.lstrip(f"{MARK} "))
-    return textwrap.wrap(cell, size, subsequent_indent=" " * indent) or [cell]
+    wrapper = textwrap.TextWrapper(size, subsequent_indent=" " * indent)
+    wrapper.wordsep_re = _BREAK
+    return wrapper.wrap(cell) or [cell]
 
 
 def markdown_text(text: str) -> str:

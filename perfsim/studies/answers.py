@@ -96,7 +96,7 @@ class Production:
         return f"{self.ratio:.2f} ({low:.2f} to {high:.2f})" if low < high else f"{self.ratio:.2f}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Answer(Prediction):
     """One machine with one strategy at its best batch; what follows `production` is of a study alone."""
 

@@ -547,7 +547,7 @@ def _read(kind: str, spec: type[SpecT], path: Path, catalog: Catalog) -> tuple[S
     found = kind_of_study(str(path), catalog)
     if found != kind:
         said = f"this is a {found}; a {kind} is expected"
-        raise CatalogError([mapping.problem((), said, f"perfsim study {path.stem} answers it")])
+        raise CatalogError([mapping.problem((), said, f"perfsim study {path}, or ps.{found}, answers it")])
     return parse_file(path, spec, catalog), mapping
 
 

@@ -119,7 +119,7 @@ FOLLOWS = ("num_microbatches",)
 """Settings that follow from others."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Entry(Prediction):
     """A layout that may be the fastest, with its simulated step."""
 

@@ -22,6 +22,16 @@ def prediction() -> ps.Prediction:
     return ps.predict(**ASKED)
 
 
+def test_it_shows_itself_in_a_line_and_in_a_notebook_above_where_its_seconds_go(
+    prediction: ps.Prediction,
+) -> None:
+    line = "gpt3_xl on 8 A100-80GB (1 DGX), 3d: tp=2,pp=2,dp=2, batch 16, "
+    assert repr(prediction).startswith(f"<{line}{prediction.step_time_s:.3g} s a step, MFU ")
+    shown = prediction._repr_html_()
+    assert shown.startswith(f"<p>{line}")
+    assert f"<td>bubble</td><td>{prediction.breakdown_s['bubble']:.4g} s</td>" in shown
+
+
 def test_objects_and_changed_models_stand_in_place_of_names(prediction: ps.Prediction) -> None:
     catalog = ps.Catalog()
     objects = {

@@ -126,6 +126,16 @@ def test_the_kind_of_a_file_is_told_by_its_keys(perfsim: Run, repository: Path, 
     assert f": {kind}, no mistakes" in result.stdout, result.stderr
 
 
+def test_the_scale_of_a_cluster_is_a_calibration_though_it_lists_its_cases(
+    perfsim: Run, tmp_path: Path
+) -> None:
+    step = "{id: a, measured_s: 2 s, predicted_s: 1 s, residual: 0.0}"
+    steps = f"cases: [{step}, {step}]"
+    (tmp_path / "ours.yaml").write_text(f"name: ours\nkind: cluster\ndevice: x100\nscale: 2.0\n{steps}\n")
+    result = perfsim("check", tmp_path / "ours.yaml")
+    assert "ours.yaml: calibration, no mistakes" in result.stdout, result.stderr
+
+
 def test_a_term_is_explained_in_the_words_of_the_glossary(perfsim: Run) -> None:
     assert "model FLOPs of a step" in perfsim("explain", "mfu").stdout
     assert "twice the minimum" in " ".join(perfsim("explain", "critical", "batch").stdout.split())

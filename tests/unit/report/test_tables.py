@@ -69,3 +69,11 @@ def test_a_band_is_narrow_and_digits_of_large_numbers_stay_apart() -> None:
         ["5,640,000", "(5,640,000-5,640,000)"],
     ]
     assert [FEW.text(value) for value in (0.4321, 18615.2)] == ["0.432", "18,615"]
+
+
+def test_a_layout_that_is_too_wide_breaks_between_its_settings() -> None:
+    layout = "tp=4,pp=2,dp=16,vpp=11,schedule=interleaved,mbs=4,recompute=selective"
+    lines = Table.of({"layout": None, "s": COUNT}, [[layout, 1]]).lines(50)[2:]
+    parts = [line.split()[0] for line in lines]
+    assert "".join(parts) == layout
+    assert all(part.endswith(",") for part in parts[:-1])
