@@ -485,7 +485,7 @@ def _combined(
         for division in map(divisions.__getitem__, numbers.tolist())
     ]
     modes = sorted(set(chain(*of_divisions)))
-    if not (sharded and splits and modes):
+    if not (experts and sharded and splits and modes):
         return np.zeros((len(_COLUMNS), 0), dtype=np.int32)
     microbatches = share // np.array(sizes, dtype=np.int64)
     in_groups, fills_only, joins = (

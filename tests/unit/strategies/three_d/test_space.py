@@ -4,8 +4,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
+from perfsim.network import FatTree
+from perfsim.prediction.question import question_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
@@ -178,3 +181,12 @@ def test_a_refusal_carries_the_nearest_layouts_that_keep_its_rule(layout: Parall
         for near in refusal.nearest:
             left = refusals_of(toys.job(48), toys.topology(near.num_devices), near, "3d", ALL)
             assert refusal.words not in [other.words for other in left]
+
+
+def test_degrees_whose_experts_fit_on_no_group_of_ranks_have_no_layout() -> None:
+    # At most 12 ranks share the experts, more than a node and no whole nodes; fewer cannot hold them.
+    asked = question_of({"model": "kimi_k2", "system": "mi350x-288gb", "devices": 120, "batch": 1020})
+    topology = asked.topology
+    assert isinstance(topology, FatTree)
+    columns = layout_space(asked.job, topology, (*ALL, "expert"))
+    assert not len(columns) or not np.any((columns.tensor == 1) & (columns.pipeline == 2))
