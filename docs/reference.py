@@ -134,7 +134,7 @@ def _signature(name: str, value: Any) -> str:
     if inspect.isclass(value):
         return ""
     text = re.sub(r"<function .*? at 0x\w+>", "...", str(inspect.signature(value)))
-    text = re.sub(r"perfsim\.(?:\w+\.)+", "", text).replace("'", "")
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r"perfsim\.(?:\w+\.)+", "", text))
     return f"```text\nps.{name}{text}\n```\n\n"
 
 
@@ -148,7 +148,9 @@ def _members(cls: type) -> Iterator[tuple[str, str]]:
         own = any(name in base.__dict__ for base in cls.__mro__ if base.__module__.startswith("perfsim"))
         if own and not name.startswith(("_", "model_")) and name not in fields:
             call = "()" if callable(value) else ""
-            yield f"`{name}{call}`", (inspect.getdoc(value) or "").partition("\n\n")[0]
+            says = callable(value) or hasattr(value, "__get__")  # a constant has the words of its type
+            said = inspect.getdoc(value) if says else notes.get(name)
+            yield f"`{name}{call}`", (said or "").partition("\n\n")[0]
 
 
 def _notes(cls: type) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from html import escape
 from importlib import import_module
-from inspect import Parameter, signature
+from inspect import Parameter, getdoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -44,7 +44,7 @@ def asks(asker: Asker) -> Callable[[Function], Function]:
         more = [known for known in seen.parameters.values() if known.kind is not Parameter.VAR_KEYWORD]
         function.__signature__ = seen.replace(parameters=[*arguments, *more])  # type: ignore[attr-defined]
         lines = [f"- `{entry.name}`: {entry.help}{entry.otherwise}" for entry in known]
-        function.__doc__ = "\n".join([function.__doc__ or "", *lines])
+        function.__doc__ = "\n".join([getdoc(function) or "", *lines])
         return function
 
     return declared

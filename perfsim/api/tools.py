@@ -223,7 +223,7 @@ def _study_named(study: Named) -> StudySpec:
         (point.candidate.strategy, point.candidate.system.name, point.num_devices) for point in spec.points
     }
     answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
-    if document.title not in (None, spec.title) or not answered <= machines:
+    if document.title not in (None, spec.heading) or not answered <= machines:
         text = f"answers another study than the catalogue's {spec.name}"
         raise InputError([Problem(text, str(study), 1, help="give the study's file")])
     return spec

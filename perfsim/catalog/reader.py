@@ -332,7 +332,7 @@ def _shown(value: Any) -> str:
 # `sources` and `assumed` cover what it sets, the parent's cover what it inherits.
 
 PROVENANCE = ("sources", "assumed")
-NOT_INHERITED = ("name", "description", "noun")
+NOT_INHERITED = ("name", "description", "noun", "title", "question")
 OWN_VALUES = ("date", "line", "as_of")
 """Values that hold for one description only: what extends it states its own or has none."""
 NEW_CHIP = ("kind", "peak", "compute_units")

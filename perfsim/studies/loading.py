@@ -471,7 +471,7 @@ class Sweep:
     @classmethod
     def of(cls, study: StudySpec) -> Self:
         """The candidates of a study as points, each at its best batch; a fixed layout is a setting."""
-        spec = SweepSpec(name=study.name, title=study.title, question=study.question, study=study)
+        spec = SweepSpec(name=study.name, title=study.heading, question=study.question, study=study)
         points = []
         for point in study.points:
             layout = point.candidate.layout_words
@@ -547,7 +547,8 @@ def _read(kind: str, spec: type[SpecT], path: Path, catalog: Catalog) -> tuple[S
     found = kind_of_study(str(path), catalog)
     if found != kind:
         said = f"this is a {found}; a {kind} is expected"
-        raise CatalogError([mapping.problem((), said, f"perfsim study {path}, or ps.{found}, answers it")])
+        name = path.stem if path.stem in catalog.names("study") else path
+        raise CatalogError([mapping.problem((), said, f"perfsim study {name}, or ps.{found}, answers it")])
     return parse_file(path, spec, catalog), mapping
 
 
@@ -636,17 +637,14 @@ def _check_target(study: StudySpec, mapping: LocatedMapping) -> None:
         raise CatalogError(problems) from None
 
 
-DEFAULTS = {"name": "study", "title": "A study", "question": ""}
-"""Values of fields that a mapping may leave out."""
-
-
 def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     """A study from its fields as in YAML, or as objects and SI floats; CatalogError lists every problem."""
     given = dict(fields)
     base = given.pop("extends", None)
-    inherited = (
-        DEFAULTS if base is None else load_study(str(base), catalog).model_dump(exclude={*reader.OWN_VALUES})
-    )
+    inherited = {"name": "study"}
+    if base is not None:
+        apart = {*reader.OWN_VALUES, "title", "question"}
+        inherited = load_study(str(base), catalog).model_dump(exclude=apart)
     data = {**inherited, **_loaded(given, [StudySpec], catalog)}
     try:
         return StudySpec.model_validate(data)

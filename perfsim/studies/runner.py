@@ -266,7 +266,7 @@ def _result(
     critical = target.critical
     return answers.StudyResult(
         study=spec.name,
-        title=spec.title,
+        title=spec.heading,
         question=spec.question,
         model=spec.model.name,
         num_parameters=float(parameters(spec.model).total),

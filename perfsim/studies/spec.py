@@ -246,8 +246,9 @@ class StudySpec(CatalogSpec):
     """A question: which machine reaches the target first."""
 
     name: FolderName
-    title: str
-    question: str
+    title: str = ""
+    """Not inherited, as the question; empty: model and machines."""
+    question: str = ""
     model: TransformerConfig
     recipe: Recipe
     runtime: Runtime | None = None
@@ -285,6 +286,12 @@ class StudySpec(CatalogSpec):
             if help_text := misplaced(str(key)):
                 raise refusal(f"unknown key `{key}`", help_text)
         return data
+
+    @property
+    def heading(self) -> str:
+        """Its title, or `gpt3_xl on A100-80GB or CS-2`."""
+        machines = dict.fromkeys(candidate.system.devices_noun for candidate in self.candidates)
+        return self.title or f"{self.model.name} on {' or '.join(machines)}"
 
     @property
     def points(self) -> list[Point]:

@@ -47,7 +47,9 @@ def test_a_study_may_extend_another_and_be_changed(answer: ps.StudyAnswer) -> No
     extending = {"extends": "gpt3_20b", **fields}
     with_an_object = {**fields, "model": ps.Catalog().model("cerebras_gpt_111m")}
     for study in (extending, with_an_object):
-        assert ps.study(study).candidates[0].step_time_s == answer.candidates[0].step_time_s
+        again = ps.study(study)
+        assert again.candidates[0].step_time_s == answer.candidates[0].step_time_s
+        assert (again.title, again.question) == ("cerebras_gpt_111m on A100-80GB", ""), "no words of another"
 
 
 def test_a_part_of_a_mapping_may_extend_a_description_as_in_a_file(tmp_path: Path) -> None:
