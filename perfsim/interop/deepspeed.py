@@ -48,7 +48,7 @@ def _place(states: str, earlier: str, least_stage: int) -> Row:
 
 
 def _precision(settings: Settings) -> str:
-    half = "fp16" if settings.flag("fp16.enabled") else "fp32"
+    half = "fp16" if settings.flag("fp16.enabled") else "bf16" if AUTOS & settings.unknown else "fp32"
     return "bf16" if settings.flag("bf16.enabled", "bfloat16.enabled") else half
 
 
@@ -58,6 +58,8 @@ def _wire(settings: Settings) -> str | None:
     return None if wire == "fp32" else wire
 
 
+AUTOS = {"bf16.enabled", "fp16.enabled"}
+"""Of what the trainer fills in, the precision, which has 16 bits then."""
 CPU_CHECKPOINTS = "activation_checkpointing.cpu_checkpointing"
 ROWS: tuple[Row, ...] = (
     Row.same("recipe.global_batch_size", "train_batch_size"),
@@ -71,7 +73,16 @@ ROWS: tuple[Row, ...] = (
     tool.share_on_cpu("zero_optimization.offload_optimizer.ratio"),
     Row.word("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
     Row("layout.recompute", CPU_CHECKPOINTS, read=lambda s: "full" if s.flag(CPU_CHECKPOINTS) else "none"),
-    Row.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
+    Row.same(
+        "runtime.overlap_grad_reduce",
+        "zero_optimization.overlap_comm",
+        default=lambda s: s.ours["layout.zero_stage"] == SHARDED,
+    ),
+    Row.noted("weights that are gathered in 8 bits", "zero_optimization.zero_quantized_weights"),
+    Row.noted("gradients that are reduced in 4 bits", "zero_optimization.zero_quantized_gradients"),
+    Row.noted("a second copy of weights in groups of {}", "zero_optimization.zero_hpz_partition_size"),
+    Row("layout.context", "sequence_parallel_size", read=lambda s: s.integer("sequence_parallel_size")),
+    Row("layout.context_exchange", read=lambda s: "all_to_all" if s.ours.get("layout.context") else None),
     Row(
         "layout.tensor",
         "tensor_parallel.autotp_size",
@@ -90,7 +101,6 @@ ROWS: tuple[Row, ...] = (
     Row.optimizer("deepspeed", "optimizer.type"),
     Row.known("_comments steps_per_print wall_clock_breakdown"),
     Row("layout.schedule"),
-    Row("layout.context_exchange"),
     Row.refuses("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32")),
     Row.lacks("model", f"the model, which the training script builds: {tool.SHAPE}"),
     Row.lacks("layout.pipeline", "{0} pipeline stages; PipelineModule(num_stages={0}) has them"),
@@ -126,6 +136,7 @@ def _recognise(document: Any) -> bool:
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     model = model_beside(source)
     settings = Settings.of(source, document)
+    settings.unknown |= {name for name, value in settings.values.items() if value == "auto"}
     settings.values = {name: value for name, value in settings.values.items() if value != "auto"}
     recipe = settings.read(ROWS).recipe
     batch = recipe.get("global_batch_size")
@@ -137,14 +148,18 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         if rest:
             message = f"{batch} is not a multiple of micro-batch {micro} × accumulation {accumulation}"
             raise settings.error("train_batch_size", message, "the quotient is the number of replicas")
-    elif batch is None and micro is not None:
-        product = f"{micro} × {accumulation or 1} × the number of replicas"
+    elif batch is None:
+        product = f"{micro or 'a micro-batch'} × {accumulation or 1} × the number of replicas"
         settings.gap(f"a global batch of {product}, which the file does not tell")
+    told = {key for row in ROWS if row.read is not None for key in row.keys.split()}
+    if autos := sorted(settings.unknown & told):
+        settings.gap(f"{', '.join(autos)}: auto, which the trainer fills in")
     if model is not None:
         # The file does not say it; a recipe has to.
         recipe["seq_length"] = min(model.fields["max_position_embeddings"], LONGEST)
-    devices = None if data is None else data * settings.ours["layout.tensor"]
-    layout = None if micro is None else settings.layout(devices)
+    layout = settings.layout()
+    devices = None if data is None else data * layout.num_devices
+    layout = settings.layout(devices)
     return Reading(settings, model, recipe, layout, devices)
 
 

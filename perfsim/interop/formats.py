@@ -109,7 +109,7 @@ class Imported:
             names = ", ".join([*self.unused_keys[:SHOWN_KEYS], *(["..."] if number > SHOWN_KEYS else [])])
             lines.append(f"{number} key{'s' if number > 1 else ''} not used: {names}")
         lines += [f"not expressible: {text}" for text in self.unsupported]
-        if self.kind == "model" and self.layout:
+        if self.kind in ("model", "recipe") and self.layout:
             devices = f", {self.devices} devices" if self.devices else ""
             lines.append(f"layout of the file: {self.layout}{devices}")
         if self.kind == "model" and self.recipe:

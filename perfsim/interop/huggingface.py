@@ -125,7 +125,7 @@ def _biases(read: Read) -> Fields:
 _AS_LLAMA = (
     "llama mistral mixtral ministral internlm3 baichuan yi Yi deepseek granite granitemoe smollm3 aquila "
     "llama4_text arcee exaone helium apertus seed_oss ernie4_5 hunyuan_v1_dense dbrx phi3 deepseek_v2 "
-    "deepseek_v3 kimi_k2"
+    "deepseek_v3 kimi_k2 ernie4_5_moe"
 )
 FALCON: Fields = {
     **_biases(_flag("bias")),
@@ -222,6 +222,10 @@ TEXT = ("text_config", "llm_config", "language_config")
 """Sections that hold the language model of a model for several media."""
 METADATA = ("architectures", "model_type", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """Keys that describe the file, not the shape."""
+_GEMMA3 = {"vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6}
+_GEMMA3_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+OMITTED = {"gemma3_text": _GEMMA3 | _GEMMA3_HEADS}
+"""What files of a family leave to the defaults of transformers."""
 ALIBI_BLOOM_POSITIONS = 2048
 """Longest sequence where a file with ALiBi positions gives none."""
 ALTERNATING = ("gpt_oss", "gemma2")
@@ -237,7 +241,10 @@ EXPERTS = (
     "num_moe_experts"
 )
 ACTIVE = "num_experts_per_tok num_experts_per_token ffn_config.moe_top_k moe_topk moe_k num_selected_experts"
-EXPERT_LAYERS = "first_k_dense_replace moe_layer_freq decoder_sparse_step interleave_moe_layer_step"
+EXPERT_LAYERS = (
+    "first_k_dense_replace moe_layer_start_index moe_layer_freq decoder_sparse_step moe_layer_interval "
+    "interleave_moe_layer_step"
+)
 
 
 def _positions(settings: Settings) -> int:
@@ -257,8 +264,8 @@ def _shared_width(settings: Settings) -> int:
 
 def _expert_layers(settings: Settings) -> tuple[bool, ...]:
     layers: int = settings.ours["model.num_layers"]
-    first_key, *every_keys = EXPERT_LAYERS.split()
-    first = settings.integer(first_key, default=0, least=0, most=layers)
+    first_key, start_key, *every_keys = EXPERT_LAYERS.split()
+    first = settings.integer(first_key, start_key, default=0, least=0, most=layers)
     step = max(1, settings.integer(*every_keys, default=1, least=0))
     only = settings.raw("mlp_only_layers")
     settings.ignore("moe_layers")
@@ -306,6 +313,7 @@ BLOCKS: tuple[Row, ...] = (
         ),
         Row("model.expert_layers", f"{EXPERT_LAYERS} mlp_only_layers", read=_expert_layers),
         Row("model.router_bias", "topk_method", read=lambda s: s.text("topk_method") == "noaux_tc" or None),
+        Row.noted("attention in chunks of {} positions; taken as full attention", "attention_chunk_size"),
         Row.same("model.experts.groups", "n_group", default=1),
         Row.same("model.experts.top_groups", "topk_group", default=1),
     ),
@@ -343,6 +351,9 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     section = next((name for name in TEXT if isinstance(document.get(name), Mapping)), "")
     settings = Settings.of(source, document, {"": (f"{section}.",)} if section else None)
     settings.used.update(METADATA)
+    omitted = OMITTED.get(settings.text("model_type"), {})
+    start = f"{section}." if section else ""
+    settings.values = {f"{start}{name}": omitted[name] for name in omitted} | dict(settings.values)
     family = settings.text("model_type") or _family_of(document)
     if family in OTHER_KINDS:
         source.refuse(

@@ -24,7 +24,7 @@ from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, only, qk_norm
 from perfsim.specs.layout import RECOMPUTED, ParallelLayout, layers_of_stages, recompute_of
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.trainers import TRAINERS
+from perfsim.specs.trainers import TRAINERS, Limits
 from perfsim.strategies.schedules import JOINED
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -64,6 +64,7 @@ CORE = "megatron-core-te"
 """The framework of the flags that are written."""
 OF_CORE = ("use_mcore_models", "mcore_gpt", "tp_comm_overlap", "cross_entropy_loss_fusion")
 """Flags without which a file of Megatron-LM may be of before Megatron-Core."""
+BEFORE_CORE = "2023-12"
 
 
 def _usual_ffn(settings: Settings) -> int:
@@ -84,11 +85,9 @@ def _has_groups(chosen: Chosen) -> bool:
 
 
 def _embedding(settings: Settings) -> str:
-    if settings.flag("use_rotary_position_embeddings"):
-        return "rotary"
-    if settings.flag("no_position_embedding") or not settings.flag("add_position_embedding", default=True):
-        return "none"
-    return settings.choice(("position_embedding_type",), POSITIONS_READ, "learned")
+    none = settings.flag("no_position_embedding") or not settings.flag("add_position_embedding", default=True)
+    usual = "rotary" if settings.flag("use_rotary_position_embeddings") else "none" if none else "learned"
+    return settings.choice(("position_embedding_type",), POSITIONS_READ, usual)
 
 
 def _vocabulary(settings: Settings) -> int:
@@ -279,25 +278,27 @@ def _recomputed(chosen: Chosen) -> int | None:
 
 
 def _recompute(settings: Settings) -> str:
-    if settings.flag("checkpoint_activations"):
-        return "full"
     keys = ("recompute_granularity", "activations_checkpoint_granularity")
-    usual = "selective" if settings.flag("recompute_activations") else "none"
+    # Before there were granularities a method, or a flag, said it of whole layers.
+    full = settings.flag("checkpoint_activations") or settings.has("activations_checkpoint_method")
+    usual = "selective" if settings.flag("recompute_activations") else "full" if full else "none"
     mode = settings.choice(keys, {**{mode: mode for mode in RECOMPUTES}, "None": "none"}, usual)
     modules = set(re.findall(r"\w+", str(settings.raw("recompute_modules") or "")))
     if mode != "selective" or not modules:
         return mode
     ours = recompute_of(modules)
     if ours is None:
-        settings.gap(f"recompute of {', '.join(sorted(modules))} together")
-    return ours or "none"
+        ours = recompute_of(modules - {"core_attn"}) or "full"
+        settings.gap(f"recompute of {', '.join(sorted(modules))} together; described as {ours}")
+    return ours
 
 
 def _zero_stage(settings: Settings) -> int:
     if settings.flag("use_torch_fsdp2"):
         return 3
     distributed = settings.text("optim.name").startswith("distributed")
-    stage = int(settings.flag("use_distributed_optimizer") or distributed)
+    least = int(settings.flag("use_distributed_optimizer") or distributed)
+    stage = settings.integer("zero_stage", default=least, least=0, most=3)
     if not (settings.flag("use_megatron_fsdp") or settings.flag("use_custom_fsdp")):
         return stage
     stages = {name: stage for stage, name in SHARDING.items()}
@@ -372,6 +373,9 @@ SCALED = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
 """Words of `--fp8-recipe` that give blocks of numbers scales of their own, and our precisions."""
 
 
+MOMENTS = {"fp32": None, "fp16": "fp16", "bf16": "bf16"}
+
+
 def _precision(settings: Settings) -> str:
     four, eight = (settings.text(*keys).casefold() for keys in (("fp4", "fp4_format"), ("fp8", "fp8_format")))
     if four not in ("", "none", "false"):
@@ -385,17 +389,24 @@ def _precision(settings: Settings) -> str:
 
 def _reduced(settings: Settings) -> str | None:
     """Precision in which gradients are reduced: fp32, but in fp16 training only if a flag says so."""
-    if settings.flag("grad_reduce_in_bf16") or not settings.flag("grad_reduce_in_fp32", default=True):
+    told = settings.text("main_grads_dtype", "grad_sync_dtype") in ("bf16", "torch.bfloat16")
+    flagged = settings.flag("grad_reduce_in_bf16") or not settings.flag("grad_reduce_in_fp32", default=True)
+    if told or flagged:
         return "bf16"
     wide = settings.flag("accumulate_allreduce_grads_in_fp32")
     return "fp16" if settings.ours["recipe.precision"] == "fp16" and not wide else None
+
+
+def _moments(settings: Settings) -> str | None:
+    return settings.choice(("exp_avg_dtype", "exp_avg_sq_dtype"), MOMENTS, None)
 
 
 def _framework(settings: Settings) -> str | None:
     """Megatron-Core with Transformer Engine, where a setting says that it runs."""
     told = settings.text("transformer_impl") == "transformer_engine" or settings.has("attention_backend")
     is_narrow = settings.ours["recipe.precision"] not in ("bf16", *WIDE_OR_FP16)
-    return CORE if told or is_narrow or any(map(settings.flag, OF_CORE)) else None
+    is_later = not Limits("megatron", BEFORE_CORE).runs(settings.layout())
+    return CORE if told or is_narrow or is_later or any(map(settings.flag, OF_CORE)) else None
 
 
 def _attention(settings: Settings) -> str | None:
@@ -442,7 +453,9 @@ RECIPE: tuple[Row, ...] = (
     Row.same(
         "runtime.overlap_grad_reduce", "overlap_grad_reduce overlap_grad_sync", usual=False, default=False
     ),
-    Row.word("runtime.overlap_param_gather", "overlap_param_gather", {True: True}, default=False),
+    Row.word(
+        "runtime.overlap_param_gather", "overlap_param_gather overlap_param_sync", {True: True}, default=False
+    ),
     # Megatron overlaps products with the exchanges of tensor ranks only with sequence parallelism.
     Row(
         "runtime.overlap_tensor",
@@ -462,6 +475,7 @@ RECIPE: tuple[Row, ...] = (
     Row.spelled("recipe.precision", "fp4_format fp4", {"nvfp4": "e2m1"}),
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
+    Row("recipe.moment_precision", "exp_avg_dtype exp_avg_sq_dtype", read=_moments),
     Row.grad_bucket("ddp_bucket_size bucket_size"),
     Row.spelled("runtime.cuda_graph", "cuda_graph_impl enable_cuda_graph", {True: "local"}, _graphed),
     Row.spelled("runtime.cuda_graph", "cuda_graph_scope", {True: "full_iteration"}),
@@ -510,9 +524,9 @@ def _world_size(settings: Settings, variables: Mapping[str, str], text: str) -> 
         words += re.findall(rf"^#SBATCH.*?(?:{directive})(\d{{1,6}})", text, re.MULTILINE)[:1]
         return next((int(word) for word in words if re.fullmatch(r"\d{1,6}", word)), None)
 
-    nodes = count("nnodes nodes", "NNODES NUM_NODES SLURM_NNODES", r"--nodes[= ]|-N ")
+    nodes = count("nnodes nodes num_nodes", "NNODES NUM_NODES SLURM_NNODES", r"--nodes[= ]|-N ")
     ranks = count(
-        "nproc_per_node ntasks_per_node gpus_per_node npernode",
+        "nproc_per_node ntasks_per_node gpus_per_node npernode num_gpus",
         "GPUS_PER_NODE NPROC_PER_NODE NUM_GPUS_PER_NODE",
         r"--(?:ntasks-per-node|gpus-per-node|gres)[= ](?:gpu:)?(?:\w+:)?",
     )
@@ -548,7 +562,7 @@ def _divided(settings: Settings, layout: ParallelLayout, layers: int) -> Paralle
         layout = replace(layout, schedule=JOINED[layout.schedule])
     counts = counts if uneven else _end_stages(settings, layers, layout)
     keys = ("recompute_num_layers", "activations_checkpoint_num_layers")
-    recomputed = settings.integer(*keys, most=MOST_LAYERS)
+    recomputed = settings.integer(*keys, least=0, most=MOST_LAYERS)
     method = settings.text("recompute_method", "activations_checkpoint_method")
     every = 1
     if layout.recompute == "full" and method == "block" and recomputed:
@@ -644,7 +658,7 @@ def _read(source: Source, _text: Any) -> Reading:
             "keep the lines from `arguments` to `end of arguments`, which Megatron prints at the start",
         )
     if not values:
-        values, variables = flags_of(source.text, "--num-layers")
+        values, variables = flags_of(source.text, "--num-layers", ("recompute_modules", "cuda_graph_scope"))
     settings = Settings(source, values, textual=True)
     # Values that only running the script would tell count as absent, and are named where they are needed.
     unknown = {name for name, value in settings.values.items() if isinstance(value, str) and UNKNOWN in value}

@@ -17,8 +17,8 @@ from perfsim.interop.tool import Reading, Tool
 
 ROOTS = (
     *("mixed_precision.", "model.", "model.config.", "trainer.strategy.", "trainer.strategy.ddp.", "train."),
-    *("ddp.", "data.", "dataset.", "optimizer.", "optim.config.", "comm_overlap.", "trainer."),
-    *("model.tokenizer.", "tokenizer.", ""),
+    *("trainer.plugins.", "model.optim.", "ddp.", "data.", "dataset.", "optimizer.", "optim.config."),
+    *("comm_overlap.", "trainer.", "model.tokenizer.", "tokenizer.", ""),
 )
 """Sections in which a name of Megatron's is looked for, in this order."""
 INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")

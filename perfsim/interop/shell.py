@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -240,10 +240,12 @@ def _words(text: str) -> Iterator[_Word | str]:
             yield part
 
 
-def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, str]]:
+def flags_of(
+    text: str, needed: str, lists: Collection[str] = ()
+) -> tuple[dict[str, str | bool], dict[str, str]]:
     """The flags of the command that has the flag `needed`, by name with underscores, and the variables.
 
-    A flag without a value is True.
+    A flag without a value is True; those in `lists` have all words up to the next flag.
     """
     script = _Script().run(text)
     variables = {name: " ".join(value) for name, value in script.variables.items()}
@@ -257,12 +259,15 @@ def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, s
     # Where no command has it, as in a file of argument arrays, the flags of all variables are taken.
     words = next(has_it, " ".join(variables.values()).split())
     flags: dict[str, str | bool] = {}
+    name = ""
     for word, following in pairwise([*words, "--"]):
+        is_value = not following.startswith("--") and not re.fullmatch(r"-[a-z]", following)
         if word in ("-np", "-N") and following != "--":
             flags.setdefault("ranks" if word == "-np" else "nodes", following)
-        if not word.startswith("--") or len(word) < 3:
-            continue
-        name, equals, value = word[2:].partition("=")
-        is_value = not following.startswith("--") and not re.fullmatch(r"-[a-z]", following)
-        flags[name.replace("-", "_")] = value if equals else following if is_value else True
+        if word.startswith("--") and len(word) > 2:
+            key, equals, value = word[2:].partition("=")
+            name = key.replace("-", "_")
+            flags[name] = value if equals else following if is_value else True
+        elif name in lists and is_value:
+            flags[name] = f"{flags[name]} {following}"
     return flags, variables

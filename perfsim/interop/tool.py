@@ -269,7 +269,7 @@ class Row:
 
         def read(settings: Settings) -> None:
             value = settings.raw(key)
-            if value not in (None, 0) and str(value).casefold() != "false":
+            if value is not None and str(value).casefold() not in ("0", "1", "false"):
                 settings.gap(words.format(value))
 
         return cls(f"({words})", key, read=read)
@@ -461,7 +461,7 @@ class Tool:
             if row.gap is not None and (text := row.gap(chosen)):
                 yield row.field, text
         owners = ("recipe.", "runtime.") if self.runs is ParallelLayout else ("recipe.",)
-        said = {row.field for row in self.rows}
+        said = {row.field for row in self.rows if row.write or row.gap or row.refusal}
         for name in (name for name in SETTINGS if name.startswith(owners) and name not in said):
             value = _field_of(chosen, name)
             if value not in (None, SETTINGS[name]):

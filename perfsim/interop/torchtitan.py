@@ -97,7 +97,8 @@ def _micro(settings: Settings) -> int:
     local = settings.integer("training.local_batch_size", "training.batch_size", default=1)
     if settings.ours["layout.pipeline"] == 1:
         return local
-    return settings.integer(f"{PIPELINE}microbatch_size", default=1)
+    passes = settings.integer(f"{PIPELINE}microbatches", default=local)
+    return settings.integer(f"{PIPELINE}microbatch_size", default=max(1, local // passes))
 
 
 def _recompute(settings: Settings) -> str:
@@ -124,7 +125,8 @@ def _schedule(settings: Settings) -> str:
 def _precision(settings: Settings) -> str:
     words = {DTYPES[precision]: precision for precision in ("bf16", "fp32")}
     precision = settings.choice(("training.mixed_precision_param",), words, "bf16")
-    converters = str(settings.raw("model.converters"))[:1000]
+    sections = ("model", "model_spec", "model_converters")
+    converters = str(settings.raw(*(f"{section}.converters" for section in sections)))[:1000].casefold()
     eight = "float8" in converters or settings.flag("float8.enable_float8_linear")
     return "fp8" if eight else precision
 
@@ -156,6 +158,7 @@ ROWS: tuple[Row, ...] = (
     Row.same("recipe.seq_length", "training.seq_len"),
     Row.spelled("recipe.precision", "training.mixed_precision_param model.converters", DTYPES, _precision),
     Row("recipe.reduce_precision", "training.mixed_precision_reduce", lambda _: "float32"),
+    Row.word("recipe.optimizer_precision", "training.dtype", {"bf16": "bfloat16"}, float32="fp32"),
     _degree(
         "(groups of shards)",
         "data_parallel_replicate",
@@ -224,6 +227,7 @@ ROWS: tuple[Row, ...] = (
         "recompute {}: of attention alone 'op' is near, of the MLP alone 'full'",
         unless=("none", "full"),
     ),
+    Row.lacks("recipe.optimizer_precision", "states in {}", unless=("fp32", "bf16")),
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32",)),
     Row.lacks("runtime.overlap_grad_reduce", "gradients reduced after the backward", unless=(True,)),
     Row.lacks("runtime.grad_bucket", "buckets of gradients of {:.3g} bytes"),
@@ -286,6 +290,8 @@ def _literals(path: str, node: ast.expr) -> dict[str, Any]:
     else:
         with suppress(ValueError):
             values[path] = ast.literal_eval(node)
+        if isinstance(node, ast.List) and path not in values:
+            values[path] = ast.unparse(node)
     return values
 
 
@@ -314,6 +320,8 @@ def _read_layout(
         layout = replace(layout, expert=1)
     if shards < 1 and world is not None:
         shards = max(1, settings.replicas(layout, world) // replicas)
+    if shards < 1 < replicas:
+        settings.gap(f"{replicas} groups of shards, each of as many ranks as start")
     reshard = settings.text("parallelism.fsdp_reshard_after_forward", default="default")
     always = reshard == "always" or (reshard == "default" and layout.pipeline == 1)
     # Context ranks shard together, whatever is asked of replicas.
@@ -324,7 +332,7 @@ def _read_layout(
         layout,
         data=max(1, replicas * shards),
         zero_stage=stage,
-        shard_group=shards * layout.context if stage and replicas > 1 else None,
+        shard_group=shards * layout.context if stage and replicas > 1 and shards > 0 else None,
         expert_tensor=layout.expert_tensor if layout.expert > 1 else whole,
         **(ON_CPU if on_cpu else {}),
     )

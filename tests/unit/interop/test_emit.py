@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import perfsim as ps
 from perfsim.base.errors import InputError, LayoutError
 from perfsim.interop import WRITTEN, emit
 from perfsim.interop.formats import read
@@ -164,13 +163,6 @@ def test_block_recomputes_the_layers_that_are_simulated(planned: Callable[..., P
         assert f"--recompute-method block\n--recompute-num-layers {recomputed}\n" in flags
         simulated = sum(task.work.name == "mlp.recompute" for task in plan.graph().tasks())
         assert simulated == recomputed * plan.num_microbatches * plan.layout.num_stages
-
-
-@pytest.mark.parametrize("model", ["mixtral_8x7b", "qwen3_8b"])
-def test_what_is_planned_for_a_tool_is_emitted_for_it(model: str) -> None:
-    """The models of torchtitan stand in its code, those with experts too."""
-    answer = ps.plan(model=model, system="dgx-h100", devices=64, batch=512, runs_on="torchtitan")
-    assert "the model: 3" in answer.emit("torchtitan")
 
 
 def test_a_plan_that_its_own_tool_refuses_is_sent_to_another(planned: Callable[..., Plan]) -> None:

@@ -106,6 +106,59 @@ def test_anchors_and_repeated_keys_are_read(imported: Import) -> None:
     assert imported(text).parameters == XL
 
 
+SAID = (
+    ("--recompute-granularity selective --recompute-modules mla_up_proj layernorm moe_act", "latents+norms"),
+    ("--recompute-granularity selective --recompute-modules core_attn mlp", "recompute=mlp"),
+    ("--activations-checkpoint-method uniform", "recompute=full"),
+    ("--deepspeed --zero-stage 2", "zero=2"),
+    ("--position-embedding-type rope --no-position-embedding", "position_embedding: rotary"),
+    ("--exp-avg-dtype bf16", "moment_precision: bf16"),
+    ("--main-grads-dtype bf16", "reduce_precision: bf16"),
+    ("--use-distributed-optimizer --optimizer-cpu-offload", "extends: megatron_core"),
+)
+"""Further flags of a script, and what they say in the model, the recipe or the layout."""
+
+
+@pytest.mark.parametrize(("flags", "said"), SAID)
+def test_flags_of_any_release_say_what_they_do_there(imported: Import, flags: str, said: str) -> None:
+    script = SCRIPT.replace("--attention-backend auto", "").replace("--fp16", f"--bf16 {flags}")
+    known = [imported(script, "train.sh", part=part) for part in ("model", "recipe")]
+    assert any(said in text for one in known for text in (one.text(), one.layout))
+
+
+def test_a_launcher_of_deepspeed_tells_the_ranks_of_a_script(imported: Import) -> None:
+    text = SCRIPT.replace("--nproc_per_node", "--num_gpus").replace("--nnodes", "--num_nodes")
+    assert imported(text.replace("WORLD_SIZE=", "W="), "train.sh").devices == 128
+
+
+def test_what_a_file_of_deepspeed_leaves_to_the_trainer_is_named(imported: Import) -> None:
+    auto = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto")
+    more = {"bf16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto", "sequence_parallel_size": 4}
+    told = imported(ZERO3 | auto | more, "ds_config.json")
+    assert told.document["precision"] == "bf16"
+    assert told.document["runtime"]["overlap_grad_reduce"], "DeepSpeed's default with ZeRO 3"
+    assert told.layout == "zero=3,cp=4,context_exchange=all_to_all,offload_optimizer=cpu"
+    assert any("train_batch_size, train_micro_batch_size_per_gpu: auto" in gap for gap in told.unsupported)
+
+
+TITAN = """
+def llama3_405b() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("405B", converters=[Float8LinearConverter.Config(filter_fqns=["output"])]),
+        training=TrainingConfig(local_batch_size=16, seq_len=8192, dtype="bfloat16"),
+        parallelism=ParallelismConfig(pipeline_parallel_degree=2, data_parallel_replicate_degree=2),
+    )
+"""
+
+
+def test_converters_and_types_of_torchtitan_are_its_precisions(imported: Import) -> None:
+    told = imported(TITAN, "config.py")
+    assert (told.document["precision"], told.document["optimizer_precision"]) == ("fp8", "bf16")
+    assert "shard_group" not in told.layout, "the number of ranks, and so of shards, is unknown"
+    passes = TITAN.replace("degree=2,", "degree=2, pipeline_parallel_microbatches=4,", 1)
+    assert "mbs=4" in imported(passes, "config.py").layout
+
+
 UNTOLD = NEMO.replace("num_layers: 24", "num_layers: ${oc.env:LAYERS}")
 
 
