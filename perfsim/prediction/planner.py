@@ -89,7 +89,8 @@ class Search:
         ]
         if not screening.screened or screening.closest is None:
             model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
-            why = f"batch {job.global_batch_size}, {model}: no degrees divide them"
+            of_tool = "" if limits is None else f" that {limits.name} runs"
+            why = f"batch {job.global_batch_size}, {model}: no degrees{of_tool} divide them"
             raise PlanError([f"{head}: no layout is legal ({why})", *others])
         tried = f"{head}: {screening.screened:,} layouts tried, {screening.screened:,} over memory"
         try:
