@@ -180,12 +180,6 @@ def _own(device: DeviceSpec, present: GpuCalibration) -> GpuCalibration:
     return present.model_copy(update={"description": words, "date": None, "chip": chip, "assumed": assumed})
 
 
-def _is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
-    """Whether a calibration is a device's own, and not one that it borrows."""
-    known = device.calibration
-    return known is not None and known.name == calibration.name and not is_borrowed(device)
-
-
 # All constants of a library.
 
 
@@ -373,14 +367,14 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
         name: _Products.of([row for row in rows if row["precision"] == name], path, device) for name in names
     }
     known = device.calibration
-    mine = known if isinstance(known, GpuCalibration) and _is_own(device, known) else None
+    mine = known if isinstance(known, GpuCalibration) and not is_borrowed(device) else None
     present = _own(device, mine or base)
     command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {base.name}"
     record = partial(FitRecord, command=command, table=source or path.name)
     fits: dict[str, FitRecord] = {}
     assumed = {name: reason for name, reason in present.assumed.items() if not name.startswith("narrow")}
     gemm = base.gemm
-    if _SIXTEEN in tables and not _is_own(device, base):
+    if _SIXTEEN in tables and (mine is None or mine.name != base.name):
         seconds = partial(_seconds, gemm, device, _SIXTEEN)
         values, fits["gemm"] = _factors(tables[_SIXTEEN], _START_OF_SIXTEEN, seconds, path, record)
         gemm = _scaled(gemm, values)

@@ -186,7 +186,7 @@ def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Cav
     """Rates of a device or a link that its description gives without a source."""
     for name in figures:
         if spec.assumed.get(name, CHANGED) != CHANGED:
-            words = f"{name} of {spec.name} has no source: {spec.assumed[name]}"
+            words = f"{name} of {spec.name} is assumed: {spec.assumed[name]}"
             yield Caveat.of("data-sheet-unread", words)
 
 

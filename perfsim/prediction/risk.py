@@ -154,7 +154,7 @@ class Novelty:
     ) -> Novelty:
         """The novelty of layouts of a job on a device, by `published` kinds or all that are on record."""
         experts = job.model.experts is not None
-        machine = precision_class(job.recipe.precision), device.generation or device.constants
+        machine = precision_class(job.recipe.precision), device.generation or device.name
         own = [Kind.of(experts, settings_of(layout), degrees_of(layout), *machine) for layout in layouts]
         known = [kind for kind in published or published_kinds() if kind.experts == experts]
         if not known:

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import chain
+from itertools import chain, product
 from typing import Literal, NamedTuple, get_args
 
-from perfsim.base.errors import DeadlockError, LayoutError
+from perfsim.base.errors import DeadlockError, GraphError, LayoutError
 from perfsim.base.text import did_you_mean
 
 Pass = Literal["F", "B", "W"]
@@ -197,6 +197,15 @@ Trait = Literal[
 """What a schedule needs and allows."""
 
 
+def _is_whole(order: StageOrder, virtual: int, microbatches: int) -> bool:
+    """Whether every pass runs once, and the gradients of a chunk are whole with its last micro-batch."""
+    slots = {(slot.which, slot.chunk, slot.microbatch) for slot in order}
+    kinds = {which for which, _, _ in slots} | {"F", "B"}
+    last = {slot.chunk: slot.microbatch for slot in order if slot.which == order[-1].which}
+    every = {*product(kinds, range(virtual), range(microbatches))}
+    return slots == every and len(slots) == len(order) and {*last.values()} == {microbatches - 1}
+
+
 @dataclass(frozen=True)
 class Schedule:
     """One row of the table of schedules."""
@@ -237,7 +246,12 @@ class Schedule:
         """The order of every stage. LayoutError for chunks or micro-batches that it cannot have."""
         if problem := self.chunks_problem(virtual) or self.groups_problem(pipeline, microbatches):
             raise LayoutError(problem)
-        return [self.order(rank, pipeline, virtual, microbatches) for rank in range(pipeline)]
+        orders = [self.order(rank, pipeline, virtual, microbatches) for rank in range(pipeline)]
+        for rank, order in enumerate(orders):
+            if not _is_whole(order, virtual, microbatches):
+                words = "each pass of each chunk must run once for each micro-batch, last for the last one"
+                raise GraphError(f"schedule {self.name}, rank {rank} of {pipeline}: {words}")
+        return orders
 
     def placement(self, pipeline: int, virtual: int) -> Placement:
         return Placement(pipeline, virtual, self.has("v_shaped"))

@@ -836,13 +836,12 @@ def study_of(given: Mapping[str, Any], catalog: Catalog, find: str) -> StudySpec
         begin = replace(begin, devices=node * math.ceil(held / node))
     if _INPUTS.get(find) is _target and not any(getattr(begin.recipe, end) for end in ENDS):
         begin = replace(begin, recipe=begin.recipe.model_copy(update={"tokens_per_parameter": BEGIN_TOKENS}))
-    values: dict[str, Any] = {"strategy": begin.chosen.name, "name": "question", "question": ""}
+    values: dict[str, Any] = {"strategy": begin.chosen.name, "name": "question"}
     for asked in ASKED.values():
         if "study" in asked.by and (value := getattr(begin, asked.field)) not in (None, ""):
             values[CALLED.get(asked.name, asked.field)] = value
     own = {name: values.pop(name) for name in list(values) if name in CandidateSpec.model_fields}
-    title = f"{begin.model.name} on {begin.system.name}"
-    return StudySpec.model_validate({**values, "title": title, "candidates": [own]})
+    return StudySpec.model_validate({**values, "candidates": [own]})
 
 
 def _searches(

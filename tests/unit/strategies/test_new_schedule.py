@@ -3,6 +3,7 @@
 import pytest
 
 import perfsim as ps
+from perfsim.base.errors import GraphError
 from perfsim.strategies.schedules import SCHEDULES, Schedule, Slot, StageOrder
 
 
@@ -27,3 +28,13 @@ def test_a_new_schedule_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert prediction.layout["schedule"] == "eager"
     assert prediction.breakdown_s["bubble"] > 0
+
+
+def test_an_order_that_breaks_what_every_schedule_promises_is_refused() -> None:
+    """Passes that are missing, doubled or of no chunk, and gradients that are whole too early."""
+    whole = SCHEDULES["gpipe"].order(0, 2, 1, 4)
+    astray = [slot._replace(chunk=1) for slot in whole]
+    for broken in (whole[:-1], [*whole, whole[0]], astray, whole[:4] + whole[:3:-1], []):
+        row = Schedule("mine", lambda *_, broken=broken: broken, 0.0, chunks=1)
+        with pytest.raises(GraphError, match=r"schedule mine, rank 0 of 2: each pass of each chunk must run"):
+            row.orders(2, 1, 4)

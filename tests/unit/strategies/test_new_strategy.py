@@ -6,9 +6,10 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
-from perfsim.costs.memory import MemoryUse, state_bytes
+from perfsim.costs.memory import MemoryUse, stage_parameters, state_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
+from perfsim.proof import prove
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES
@@ -16,7 +17,7 @@ from perfsim.strategies.plan import Plan, Strategy
 from perfsim.strategies.three_d.layers import slice_of
 from perfsim.testing import check_strategy
 from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work
-from perfsim.work.counts import layer_activation_bytes, parameters
+from perfsim.work.counts import layer_activation_bytes
 from perfsim.work.graph import EMBEDDING, HEAD
 from perfsim.work.kernels import elementwise
 from perfsim.work.layer import attention_kernels, embedding_kernels, head_kernels, mlp_kernels
@@ -44,9 +45,10 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
         microbatches, rest = divmod(job.global_batch_size, layout.data * layout.micro_batch_size)
         if rest or layout.data != topology.num_devices:
             raise LayoutError([Problem(f"{text_of(layout)} does not divide the batch over the devices")])
-        count = float(parameters(job.model).total)
+        part = slice_of(job, layout)
+        count = stage_parameters(part, job.model.num_layers, first=True, last=True)
         states = state_bytes(job.recipe).sharded(count, 0, 1)
-        kept = job.model.num_layers * layer_activation_bytes(slice_of(job, layout), "none")
+        kept = job.model.num_layers * layer_activation_bytes(part, "none")
         capacity = topology.system.device.memory.capacity
         use = MemoryUse("device", {**states, "activations": kept}, capacity)
         if check_memory and not use.fits:
@@ -69,7 +71,8 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
             name: Work(name, Kind.COMP, name, name.rpartition(".")[2], made, writes=hidden)
             for name, made in kernels.items()
         }
-        n_bytes = 4.0 * float(parameters(plan.job.model).total)
+        count = stage_parameters(part, plan.job.model.num_layers, first=True, last=True)
+        n_bytes = state_bytes(plan.job.recipe).reduced * count
         reduce = Work(
             "data.all_reduce",
             Kind.COMM_COLL,
@@ -115,6 +118,13 @@ def _sequence(num_layers: int) -> Iterator[tuple[str, int]]:
 
 def test_it_keeps_every_promise() -> None:
     check_strategy(PlainData())
+
+
+def test_its_graph_computes_what_serial_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, "plain-data", PlainData())
+    (plan,) = prove.plans_of(prove.Request("llama2_7b", strategy="plain-data", layout="dp=2,mbs=2"))
+    proof = prove.prove_plan(plan, orders=2, seed=0)
+    assert (proof.faults, proof.passed) == ((), True)
 
 
 def test_with_one_line_in_the_registry_it_is_planned_as_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
