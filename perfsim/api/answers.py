@@ -59,12 +59,7 @@ def study(
     LimitError where a limit ends it, and VerificationError where a product differs.
     """
     catalog = catalog or default_catalog()
-    if isinstance(study, Study):
-        spec = study
-    elif isinstance(study, Mapping):
-        spec = study_from(study, catalog)
-    else:
-        spec = load_study(str(study), catalog)
+    spec = _described(study, catalog)
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
     spec = priced(changed_study(spec, changes or {}, catalog).with_verify(verify), prices or {})
@@ -83,6 +78,12 @@ def study(
 
 _EQUAL = ("equal_power_s", "equal_price_s", "equal_time_devices")
 _OF_A_BATCH = ("global_batch_size", "batch_tokens", "step_time_s", "steps", "time_to_accuracy_s")
+
+
+def _described(study: Named | Mapping[str, Any] | Study, catalog: Catalog) -> Study:
+    if isinstance(study, Mapping):
+        return study_from(study, catalog)
+    return study if isinstance(study, Study) else load_study(str(study), catalog)
 
 
 @dataclass(frozen=True, repr=False)
@@ -189,6 +190,8 @@ def sweep(
     With `scheduler`, the address of a Dask scheduler, its workers compute instead.
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
+    if isinstance(sweep, Mapping):
+        raise InputError("a sweep is a name, the path of a file or a `Sweep`", "write the mapping to a file")
     chosen = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
     chosen = chosen.priced(prices or {}).only(names_of(compare, "compare"))
     with ExitStack() as stack:
@@ -228,7 +231,7 @@ class SweepAnswer(SweepResult, Reported):
 
 @within_floats
 def solve(
-    study: Named | StudySpec | None = None,
+    study: Named | Mapping[str, Any] | Study | None = None,
     *,
     find: str,
     such_that: str | Sequence[str] = (),
@@ -256,8 +259,8 @@ def solve(
         of_money = {path: asked.pop(path) for path in list(asked) if path.partition(".")[0] == "prices"}
         spec = changed_study(study_of(asked, catalog, find), of_money, catalog)
     else:
-        spec = study if isinstance(study, StudySpec) else load_study(str(study), catalog)
-        spec = changed_study(spec, asked, catalog).compared(names_of(compare, "compare"))
+        spec = changed_study(_described(study, catalog), asked, catalog)
+        spec = spec.compared(names_of(compare, "compare"))
     spec = priced(spec, prices or {})
     executor = executor_for(jobs, most=len(spec.candidates))
     conditions = names_of(such_that, "such_that")

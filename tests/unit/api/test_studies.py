@@ -123,6 +123,8 @@ def test_a_notebook_shows_verdict_and_caveats_name_their_machines(answer: ps.Stu
         (lambda answer: ps.validate(3), "a path is expected"),  # type: ignore[arg-type]
         (lambda answer: ps.validate("absent.yaml"), "there is no such file"),
         (lambda answer: ps.sweep("capacity_20b", jobs=-1), "whole number of processes"),
+        (lambda answer: ps.sweep({"study": STUDY}), "the path of a file"),  # type: ignore[arg-type]
+        (lambda answer: ps.solve({**STUDY, "batch_size": [8]}, find="devices"), "batch_size"),
         (lambda answer: answer.save(__file__), "test_studies.py"),
         (lambda answer: ps.study({**STUDY, "batch_size": [8]}), "batch_size"),
         (lambda answer: ps.study({**STUDY, "candidates": []}), "candidates"),
