@@ -216,6 +216,8 @@ class Series(NamedTuple):
             line={"color": self.colour, "dash": dash or self.dash, "width": 2},
         )
         sides, bands = self.table.bands(x), self.table.bands(y)
+        if len(across) == 1:
+            marked.error_y = error_bars(self.table.values(y), bands, self.colour)
         if all(low == high for low, high in (*sides, *bands)):
             return [marked]
         left_to_right = [*(low for low, _ in sides), *(high for _, high in reversed(sides))]

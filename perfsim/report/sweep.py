@@ -431,7 +431,8 @@ def _matches_table(matches: Sequence[Match]) -> Table:
     def as_many(match: Match) -> str:
         ends = (match.equal.low, match.equal.typical, match.equal.high)
         low, middle, high = (_count(end, match, text.NUMBER) for end in ends)
-        band = "" if low == middle == high else f" ({low} to {high})"
+        alone = match.series.first is match.series.last  # nothing lies between its counts
+        band = "" if alone or low == middle == high else f" ({low} to {high})"
         return f"{middle}{band} {match.series.first.devices_noun}"
 
     return Table.each(

@@ -552,9 +552,10 @@ def _matched(matches: Sequence[Match]) -> str:
     matched = [(match, match.fewest) for match in same_rival if match.fewest is not None]
     if not matched:
         series = same_rival[0].series
-        rival = same_rival[0].rival
-        count = f"up to {series.last.num_devices:,}"
-        return f"No number of {series.several} {count} matches {rival.named} ({_time(rival)})."
+        rival = f"{same_rival[0].rival.named} ({_time(same_rival[0].rival)})"
+        if series.first is series.last:
+            return f"{_takes(series.last, series.last.named)}, longer than {rival}."
+        return f"No number of {series.several} up to {series.last.num_devices:,} matches {rival}."
     most = matched[-1][0].rival.num_devices
     quarter = [pair for pair in matched if 4 * pair[0].rival.num_devices <= most]
     return " ".join(_match_sentence(*pair) for pair in [*quarter[-1:], matched[-1]])

@@ -1,6 +1,7 @@
 """Best batches by device count, and how many of one machine are as fast as another."""
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,8 @@ def test_the_verdict_says_how_many_match_and_how_surely_or_that_nothing_does(res
     rival = [renamed(point, "rival", 0.001) for point in result.feasible]
     verdict = replace(result, points=(*result.feasible, *rival)).verdict
     assert "No number of CS-2 up to 4 matches 1 device of rival" in verdict
+    verdict = replace(result, points=(result.feasible[-1], *rival[-1:])).verdict
+    assert re.search(r"\. 4 CS-2 take [\d.]+ days, longer than 4 devices of rival \(", verdict)
 
 
 def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, tmp_path: Path) -> None:
