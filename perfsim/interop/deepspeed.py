@@ -48,7 +48,9 @@ def _place(states: str, earlier: str, least_stage: int) -> Row:
 
 
 def _precision(settings: Settings) -> str:
-    half = "fp16" if settings.flag("fp16.enabled") else "bf16" if AUTOS & settings.unknown else "fp32"
+    # A precision that the trainer fills in has 16 bits.
+    usual = "fp32" if settings.unknown.isdisjoint(("bf16.enabled", "fp16.enabled")) else "bf16"
+    half = "fp16" if settings.flag("fp16.enabled") else usual
     return "bf16" if settings.flag("bf16.enabled", "bfloat16.enabled") else half
 
 
@@ -58,8 +60,6 @@ def _wire(settings: Settings) -> str | None:
     return None if wire == "fp32" else wire
 
 
-AUTOS = {"bf16.enabled", "fp16.enabled"}
-"""Of what the trainer fills in, the precision, which has 16 bits then."""
 CPU_CHECKPOINTS = "activation_checkpointing.cpu_checkpointing"
 ROWS: tuple[Row, ...] = (
     Row.same("recipe.global_batch_size", "train_batch_size"),

@@ -397,10 +397,6 @@ def _reduced(settings: Settings) -> str | None:
     return "fp16" if settings.ours["recipe.precision"] == "fp16" and not wide else None
 
 
-def _moments(settings: Settings) -> str | None:
-    return settings.choice(("exp_avg_dtype", "exp_avg_sq_dtype"), MOMENTS, None)
-
-
 def _framework(settings: Settings) -> str | None:
     """Megatron-Core with Transformer Engine, where a setting says that it runs."""
     told = settings.text("transformer_impl") == "transformer_engine" or settings.has("attention_backend")
@@ -475,7 +471,11 @@ RECIPE: tuple[Row, ...] = (
     Row.spelled("recipe.precision", "fp4_format fp4", {"nvfp4": "e2m1"}),
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
-    Row("recipe.moment_precision", "exp_avg_dtype exp_avg_sq_dtype", read=_moments),
+    Row(
+        "recipe.moment_precision",
+        "exp_avg_dtype exp_avg_sq_dtype",
+        read=lambda s: s.choice(("exp_avg_dtype", "exp_avg_sq_dtype"), MOMENTS, None),
+    ),
     Row.grad_bucket("ddp_bucket_size bucket_size"),
     Row.spelled("runtime.cuda_graph", "cuda_graph_impl enable_cuda_graph", {True: "local"}, _graphed),
     Row.spelled("runtime.cuda_graph", "cuda_graph_scope", {True: "full_iteration"}),

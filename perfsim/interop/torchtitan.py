@@ -40,9 +40,10 @@ SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
 }
 ON_CPU: Mapping[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
 """The only offload that it has: of both states."""
-CONVERTED = {"fp8", "mxfp8"}
-"""Precisions of a model whose layers are converted."""
-DTYPES = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32", **dict.fromkeys(CONVERTED, "bfloat16")}
+WIDE = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
+CONVERTED = {"rowwise": "fp8_rowwise", "mx": "mxfp8", "float8": "fp8"}
+"""Precisions of a model whose layers are converted, by a word for the converter; the first decides."""
+DTYPES = WIDE | dict.fromkeys(CONVERTED.values(), "bfloat16")
 FLAVORS = {
     "llama2 7b": "llama_7b",
     "llama2 13b": "llama_13b",
@@ -123,12 +124,14 @@ def _schedule(settings: Settings) -> str:
 
 
 def _precision(settings: Settings) -> str:
-    words = {DTYPES[precision]: precision for precision in ("bf16", "fp32")}
-    precision = settings.choice(("training.mixed_precision_param",), words, "bf16")
+    dtypes = {WIDE[ours]: ours for ours in ("bf16", "fp32")}
+    wide = settings.choice(("training.mixed_precision_param",), dtypes, "bf16")
     sections = ("model", "model_spec", "model_converters")
-    converters = str(settings.raw(*(f"{section}.converters" for section in sections)))[:1000].casefold()
-    eight = "float8" in converters or settings.flag("float8.enable_float8_linear")
-    return "fp8" if eight else precision
+    told = settings.raw(*(f"{section}.converters" for section in sections))
+    enabled = "float8" if settings.flag("float8.enable_float8_linear") else ""
+    recipes = (settings.text(f"{section}float8.recipe_name") for section in ("", "quantize.linear."))
+    words = " ".join((str(told)[:1000], enabled, *recipes)).casefold() if told or enabled else ""
+    return next((ours for word, ours in CONVERTED.items() if word in words), wide)
 
 
 def _flavor(settings: Settings) -> Nearest | None:
@@ -217,11 +220,10 @@ ROWS: tuple[Row, ...] = (
     Row.lacks(
         "recipe.precision",
         "products in {}; the model of BASE() has a converter, as Float8LinearConverter",
-        unless=(*DTYPES.keys() - CONVERTED, "tf32"),
+        unless=WIDE,
     ),
     Row.lacks("model", f"the model: {tool.SHAPE}; BASE() names one of torchtitan's, or one of yours"),
     Row.lacks("model.parts", "{}, which the model of BASE() has"),
-    Row.lacks("runtime.dispatcher", "rows to experts by {}", unless=("all_to_all",)),
     Row.lacks(
         "layout.recompute",
         "recompute {}: of attention alone 'op' is near, of the MLP alone 'full'",

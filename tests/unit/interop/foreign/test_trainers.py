@@ -155,6 +155,8 @@ def test_converters_and_types_of_torchtitan_are_its_precisions(imported: Import)
     told = imported(TITAN, "config.py")
     assert (told.document["precision"], told.document["optimizer_precision"]) == ("fp8", "bf16")
     assert "shard_group" not in told.layout, "the number of ranks, and so of shards, is unknown"
+    rowwise = TITAN.replace("filter_fqns=", 'recipe_name="rowwise", filter_fqns=')
+    assert imported(rowwise, "config.py").document["precision"] == "fp8_rowwise"
     passes = TITAN.replace("degree=2,", "degree=2, pipeline_parallel_microbatches=4,", 1)
     assert "mbs=4" in imported(passes, "config.py").layout
 
