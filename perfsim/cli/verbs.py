@@ -141,7 +141,7 @@ def _framework(cases: tuple[Path, ...], device: str | None, **more: Any) -> Sequ
 
 @_part("Fit one scale for your cluster to steps measured on it.")
 @_files("measured", nargs=-1, required=True)
-@click.option("--system", default="", help="Catalogue name of the machine that wrote the logs.")
+@click.option("--system", default="", help="Name, or file, of the machine that wrote the logs.")
 def _steps(measured: tuple[Path, ...], system: str) -> list[Calibration]:
     """Fit one scale for your cluster to steps that you MEASURED on it.
 

@@ -363,9 +363,8 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
     names = list(dict.fromkeys(row["precision"] for row in rows))
     if unknown := [name for name in names if name not in PRECISIONS]:
         raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
-    tables = {
-        name: _Products.of([row for row in rows if row["precision"] == name], path, device) for name in names
-    }
+    made = partial(_Products.of, path=path, device=device)
+    tables = {name: made([row for row in rows if row["precision"] == name]) for name in names}
     known = device.calibration
     mine = known if isinstance(known, GpuCalibration) and not is_borrowed(device) else None
     present = _own(device, mine or base)

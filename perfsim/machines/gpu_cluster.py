@@ -431,9 +431,7 @@ class GpuCluster(Machine):
             yield Unknown("runtime-unnamed", OTHER_SOFTWARE, words, shared=True)
         device = system.device
         calibration = device.calibration
-        if calibration is None or not is_borrowed(device):
-            return
-        if device.chip not in measured_on(calibration, "device"):
+        if calibration and is_borrowed(device) and device.chip not in measured_on(calibration, "device"):
             words = (
                 "constants of another generation missed nine in ten published runs by up to "
                 f"{100 * math.expm1(BORROWED):.0f} %, which the band allows"

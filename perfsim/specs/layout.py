@@ -198,6 +198,9 @@ class ParallelLayout:
         group="expert",
     )
 
+    def __str__(self) -> str:
+        return text_of(self)
+
     @property
     def num_devices(self) -> int:
         return self.tensor * self.context * self.pipeline * self.data

@@ -3,8 +3,7 @@
 A slot is one pass of one micro-batch through one model chunk. Schedules do not depend on devices or models.
 Each is one row of `SCHEDULES`: a function that writes the order of a rank, its bubble, the chunks of a rank,
 and traits that the rest of the package asks about. What a rank holds in flight is counted over its order.
-Their properties (each slot once, in order, bounded micro-batches in flight, the bubble for equal times) are
-tested separately.
+What every order must keep is checked where it is written; its bubble and what it holds are tested.
 """
 
 from collections import deque

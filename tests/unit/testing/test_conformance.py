@@ -114,6 +114,7 @@ def test_a_broken_promise_is_named_with_strategy_and_case(broken: type[Data], pr
     with pytest.raises(BrokenPromise, match=r"strategy 'plug-in', case 'one node'") as caught:
         case.check(promise)
     assert " ".join((promise.__doc__ or "").split()) in str(caught.value)
+    assert "ParallelLayout(" not in str(caught.value), "a layout is said as --layout takes it"
 
 
 @pytest.mark.slow
