@@ -1,4 +1,4 @@
-"""A study's result, made by `factory.py` beside this file."""
+"""A study's result, made by `factory.py` next to this file."""
 
 from types import ModuleType
 

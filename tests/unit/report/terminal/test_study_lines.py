@@ -26,7 +26,7 @@ def test_every_line_fits_the_terminal_and_no_name_or_reason_is_cut(
     assert all(
         word in words for candidate in result.candidates for word in re.split(r"[ -]", candidate.label)
     )
-    assert "..." not in words
+    assert not re.search(r"\w\.\.\.", words)
 
 
 def test_of_too_many_candidates_the_fastest_have_a_row_and_the_others_are_counted(
@@ -38,7 +38,9 @@ def test_of_too_many_candidates_the_fastest_have_a_row_and_the_others_are_counte
         sum(line[1:].startswith(("1 CS-2", "4 CS-2", "16 CS-2", "128")) for line in lines) == MOST_CANDIDATES
     )
     assert f"... {40 - MOST_CANDIDATES} slower candidates in the report" in lines
-    assert sum("1450" in line for line in lines) == 0, "the slowest are the ones left out"
+    assert sum(line.startswith(" 1 CS-2") for line in lines[:MOST_CANDIDATES]) == 0, (
+        "the slowest are the ones left out"
+    )
 
 
 def test_steps_are_told_in_the_unit_of_the_shortest(result: StudyResult) -> None:
