@@ -198,9 +198,6 @@ ROWS: tuple[Row, ...] = (
     Row.lacks("layout.spill", "activations on activation servers; the compiler decides it"),
     Row.lacks("layout.stream_chunks", "weights streamed in {} pieces a layer"),
     Row.lacks(
-        "recipe.weight_sparsity", "{:.0%} of zeros in the weights, whose algorithm is a section of its own"
-    ),
-    Row.lacks(
         "model.query_groups",
         "{} key and value heads; take a model class with grouped queries",
         unless=(),
