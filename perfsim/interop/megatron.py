@@ -41,14 +41,6 @@ POSITIONS_READ = {
     **dict.fromkeys(("rotary", "rope", "yarn", "mrope"), "rotary"),
     **dict.fromkeys(("none", "nope", "relative"), "none"),
 }
-VOCABULARIES = {
-    **dict.fromkeys(("gpt2bpetokenizer", "megatron-gpt-345m", "gpt2"), 50257),
-    "bertwordpiecelowercase": 30522,
-    "bertwordpiececase": 28996,
-    **dict.fromkeys(("llama2tokenizer", "llama-2", "mixtral", "mistral-7b"), 32000),
-    **dict.fromkeys(("llama-3", "llama3"), 128256),
-}
-"""Vocabularies by the name of the tokenizer or of its file."""
 RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
 """The comment of the emitted flags that says how many ranks they are for."""
 BACKENDS = {"flash": "flash", "standard": "unfused"}
@@ -98,7 +90,7 @@ def _vocabulary(settings: Settings) -> int:
         return int(logged[1])
     keys = ("tokenizer_model", "tokenizer_name_or_path", "vocab_file", "tokenizer_type")
     words = " ".join(map(settings.text, keys)).casefold()
-    for name, size in VOCABULARIES.items():
+    for name, size in tool.VOCABULARIES.items():
         if name in words:
             settings.gap(f"a vocabulary of {size}, taken from the tokenizer's name")
             return size

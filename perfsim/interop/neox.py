@@ -12,13 +12,6 @@ from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Reading, Row, Tool
 
 SIGNS = ("pipe_parallel_size", "model_parallel_size", "train_micro_batch_size_per_gpu", "pos_emb")
-VOCABULARIES = {
-    **dict.fromkeys(("gpt2bpetokenizer", "hfgpt2tokenizer", "tiktokentokenizer"), 50257),
-    "hftokenizer": 50277,
-    "charleveltokenizer": 512,
-    **dict.fromkeys(("spmtokenizer", "hfllamatokenizer"), 32000),
-}
-"""Entries by type of tokenizer; `HFTokenizer` is the tokenizer of GPT-NeoX-20B."""
 DIVISIBLE = 128
 """Vocabularies are padded to a multiple of this times the tensor parallelism."""
 LLAMA_MULTIPLE = 256
@@ -47,7 +40,7 @@ def _vocabulary(settings: Settings) -> int:
     size = settings.integer("vocab_size", most=MOST_VOCABULARY)
     tokenizer = settings.text("tokenizer_type", default="GPT2BPETokenizer")
     if size is None:
-        if (size := VOCABULARIES.get(tokenizer.casefold())) is None:
+        if (size := tool.VOCABULARIES.get(tokenizer.casefold())) is None:
             raise settings.missing("vocab_size", "padded_vocab_size")
         settings.gap(f"a vocabulary of {size} from the type of its tokenizer, padded")
     return -(-size // multiple) * multiple

@@ -69,6 +69,18 @@ class Reading:
 
 GATED = ("swiglu", "fast-swiglu", "geglu", "reglu", "glu", "bilinear")
 """Activations that multiply two halves of a product."""
+VOCABULARIES = {
+    **dict.fromkeys(("gpt2bpetokenizer", "hfgpt2tokenizer", "tiktokentokenizer"), 50257),
+    **dict.fromkeys(("megatron-gpt-345m", "gpt2"), 50257),
+    "bertwordpiecelowercase": 30522,
+    "bertwordpiececase": 28996,
+    "hftokenizer": 50277,
+    "charleveltokenizer": 512,
+    **dict.fromkeys(("llama2tokenizer", "llama-2", "mixtral", "mistral-7b"), 32000),
+    **dict.fromkeys(("spmtokenizer", "hfllamatokenizer"), 32000),
+    **dict.fromkeys(("llama-3", "llama3"), 128256),
+}
+"""Vocabularies by the name of a tokenizer or of its file; `HFTokenizer` is that of GPT-NeoX-20B."""
 Write = Callable[[Chosen], Any]
 """The tool's value for a plan; None leaves the setting out."""
 Read = Callable[[Settings], Any]
