@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from perfsim.specs.precisions import PRECISIONS
 
-_AMD = ("mi", "CDNA")
+_AMD = ("mi1", "mi2", "mi3", "CDNA")
 """Devices of AMD, such as mi300x, and their generations begin with one of these."""
 _ERA_OF_2021 = ("v100", "a100", "Ampere")
 """Devices whose public runs were made before fused attention and Transformer Engine, and their generation."""

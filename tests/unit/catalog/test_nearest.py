@@ -103,6 +103,13 @@ def test_the_part_of_a_chip_with_more_power_is_no_slower() -> None:
     assert steps_s[0] > steps_s[1]
 
 
+def test_a_name_that_begins_as_those_of_a_maker_is_not_run_by_its_software(tmp_path: Path) -> None:
+    path = from_the_tutorial(tmp_path)
+    path.write_text(path.read_text().replace("name: x100,", "name: mint,"))
+    answer = ps.predict(model="gpt3_xl", system=str(path), devices=16, layout="dp=16,mbs=8")
+    assert answer.run.plan.job.runtime.name == "megatron_core", "and not AMD's, of mi300x"
+
+
 EXTENDED = "{name: mine, extends: a100-sxm4-80gb, memory: {capacity: 96 GB}, assumed: {memory: ours}}"
 
 
