@@ -339,7 +339,8 @@ def _scaling(result: SweepResult) -> Section:
     scaled = _EFFICIENCIES if result.scalings else ()
     columns = ("series", "devices", "batch", WALL, *scaled, "layout", "limited by")
     table = _series_table(result.series[:_MAX_SERIES]).only(*columns)
-    return Section("Scaling", lead, _scaling_curve(table), table, ("devices", WALL, *scaled[1:]))
+    figure = _scaling_curve(table) if len({*table.values("devices")}) > 1 else None
+    return Section("Scaling", lead, figure, table, ("devices", WALL, *scaled[1:]))
 
 
 def _scaling_curve(table: Table) -> go.Figure:

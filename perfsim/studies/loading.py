@@ -643,8 +643,9 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     base = given.pop("extends", None)
     inherited = {"name": "study"}
     if base is not None:
-        apart = {*reader.OWN_VALUES, "title", "question"}
-        inherited = load_study(str(base), catalog).model_dump(exclude=apart)
+        inherited = load_study(str(base), catalog).model_dump(
+            exclude={*reader.OWN_VALUES, "title", "question"}
+        )
     data = {**inherited, **_loaded(given, [StudySpec], catalog)}
     try:
         return StudySpec.model_validate(data)

@@ -583,7 +583,7 @@ def _scales(series: Series) -> str:
     first = series.first
     last = series.last
     if first is last:
-        return f"{_takes(first, first.named)} on the wall at its best batch."
+        return f"{_takes(first, first.named)} on the wall at the best batch."
     small = first.target_time
     large = last.target_time
     ratios = (small.time_s / large.time_s, last.num_devices / first.num_devices)

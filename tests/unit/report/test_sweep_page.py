@@ -124,5 +124,4 @@ def test_a_sweep_of_many_machines_tells_the_fastest_and_no_efficiency_of_single_
         "layout",
         "limited by",
     ]
-    assert scaling.figure is not None
-    assert len(scaling.figure.data[-1].error_y.array) == 1, "the band that the section promises"
+    assert scaling.figure is None, "points on one number of devices lie on one another"
