@@ -335,8 +335,6 @@ PROVENANCE = ("sources", "assumed")
 NOT_INHERITED = ("name", "description", "noun", "title", "question")
 OWN_VALUES = ("date", "line", "as_of")
 """Values that hold for one description only: what extends it states its own or has none."""
-NEW_CHIP = {"kind", "peak", "compute_units"}
-"""Values of a device with which it has another chip than the device that it extends."""
 META = ("extends", *NOT_INHERITED, *PROVENANCE)
 """Keys that describe a description; all others are values and need a source or an assumption."""
 
@@ -427,7 +425,8 @@ class LocatedMapping:
             more = placed(error.problems, base.mark, "extends: ")
         else:
             more = parent.problems
-            if kind == "device" and not NEW_CHIP & node.mapping.keys():
+            # A device that computes as the one that it extends has its chip.
+            if kind == "device" and not {"kind", "peak", "compute_units"} & node.mapping.keys():
                 parent.node.mapping.setdefault("chip", parent.node.mapping.get("name", base))
             node = replace(_extend(node, parent.node), broken=parent.node.broken)
         return LocatedMapping(self.path, node, self.problems + more)

@@ -643,9 +643,8 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     base = given.pop("extends", None)
     inherited = {"name": "study"}
     if base is not None:
-        inherited = load_study(str(base), catalog).model_dump(
-            exclude={*reader.OWN_VALUES, "title", "question"}
-        )
+        apart = {*reader.OWN_VALUES, "title", "question"}
+        inherited = load_study(str(base), catalog).model_dump(exclude=apart)
     data = {**inherited, **_loaded(given, [StudySpec], catalog)}
     try:
         return StudySpec.model_validate(data)
