@@ -249,7 +249,7 @@ def _scaling_sections(scaling: Mapping[str, Any]) -> list[Section]:
     )
     source = f"Published ratios next to predicted ones. {scaling['source']}."
     many = (
-        "Throughput of many systems over the multiple of fewer systems'; 'band from' is the least that the "
+        "Throughput of one of many systems over one of fewer; 'band from' is the least that the "
         "band of many systems allows."
     )
     alone = "Each cause is set so that it alone makes the step as slow as the published lower bound."
