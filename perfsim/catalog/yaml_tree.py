@@ -199,6 +199,16 @@ class Node:
             yield from child.leaves((*path, str(key)))
 
 
+def value_of(text: str) -> Any:
+    """The plain value of a text: a scalar, or a list or a mapping in brackets. Raises InputError."""
+    if not text.startswith(("[", "{")):
+        return resolve_plain(text)
+    node, problems = Node.parsed(f"value: {text}")
+    if problems:
+        raise InputError(problems)
+    return node.mapping["value"].plain()
+
+
 @dataclass(slots=True)
 class _Builder:
     """Turns PyYAML's events into nodes and collects their problems.

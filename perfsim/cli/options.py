@@ -161,7 +161,7 @@ def asks(asker: Asker, *, required: bool = True) -> Option:
 
 def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
     """`KEY=VALUE` texts as values of YAML; inside a description a number stays text: it may lack its unit."""
-    from perfsim.catalog.yaml_tree import resolve_plain
+    from perfsim.catalog.yaml_tree import value_of
 
     given: dict[str, Any] = {}
     for text in texts:
@@ -169,7 +169,7 @@ def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str
         if not (key and equals):
             raise click.UsageError(f"{option.opts[0]} {text}: write KEY=VALUE")
         try:
-            read = resolve_plain(value.removesuffix("/h") if option.name == "prices" else value)
+            read = value_of(value.removesuffix("/h") if option.name == "prices" else value)
         except InputError as error:
             raise click.UsageError(f"{option.opts[0]} {text}: {error.problems[0].message}") from None
         inside = option.name == "changes" and "." in key
