@@ -163,7 +163,7 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (("study", "gpt3_20b", "--set", "system.device.peak.bf16=312e12"), ("312 TFLOP/s",)),
         (("study", "gpt3_20b", "--set", "batch_sizes=[512"), ("--set batch_sizes=[512: malformed YAML",)),
         (("study", "gpt3_20b", "--set", "batch_sizes=[1, 0]"), ("batch_sizes: must be greater",)),
-        (("study", "gpt3_20b", "--set", "convergence.ramp=[{share: 2, batch: 1}]"), ("convergence.ramp: must be less",)),
+        (("study", "gpt3_20b", "--set", "convergence.ramp=[{share: 2, batch: 1}]"), ("ramp: must be less",)),
         ((*PLAN, "--set", "power_cap=500"), ("power_cap: 500 is no text", "such as 500kW")),
         (("solve", *EIGHT[1:5], "--find", "devices", "--such-that", "days<=9"), ("neither tokens nor",)),
         (("import", "absent.json"), ("absent.json: there is no such file",)),
