@@ -69,10 +69,12 @@ def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., S
                     for own in within_floats(function)(**given):
                         place = out / f"{own.name}.yaml" if out and folder else out
                         print_lines([delivered(own, place)])
-                        if out and isinstance(own, ConvergenceCalibration):
-                            print_lines([own.description, *own.notes])
-                        if out and isinstance(own, ClusterCalibration):
-                            print_lines(prose(own.note))
+                        told = [f"{name}: {fit.words}" for name, fit in own.fit.items()]
+                        if isinstance(own, ConvergenceCalibration):
+                            told = [own.description, *own.notes]
+                        if isinstance(own, ClusterCalibration):
+                            told = prose(own.note)
+                        print_lines(told if out else [])
             except ValidationError as error:
                 wrong = refused_values(error.errors())[0]
                 raise InputError(

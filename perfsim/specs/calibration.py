@@ -44,6 +44,12 @@ class FitRecord(Spec):
     """Relative standard error by constant, if the fit gives one."""
     note: str = ""
 
+    @property
+    def words(self) -> str:
+        """How good it is."""
+        errors = f"median error {100 * self.median_ape:.1f} %, p90 {100 * self.p90_ape:.1f} %"
+        return f"{errors}, {self.points} points"
+
 
 class Constants(Spec):
     """A frozen group of constants inside a calibration file."""

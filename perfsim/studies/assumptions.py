@@ -46,10 +46,7 @@ def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption
     fits = []
     for group, record in calibration.fit.items():
         # The constants of a fit, how well it meets its points, and how well it knows the constants.
-        text = (
-            f"median error {100 * record.median_ape:.1f} %, p90 {100 * record.p90_ape:.1f} %, "
-            f"{record.points} points"
-        )
+        text = record.words
         shares = [100 * error for error in record.standard_errors.values()]
         if fitted[group]:
             if not shares:

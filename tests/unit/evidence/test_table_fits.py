@@ -1,6 +1,7 @@
 """Fits to tables find the constants that made them, and refuse what is not a table."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,7 @@ def test_products_of_a_device_that_extends_another_are_fitted_as_its_own_and_kee
         gpu_calibration(table, base, base.calibration)
     fitted = gpu_calibration(table, device, base.calibration)
     assert "--device mine" in fitted.fit["gemm"].command
+    assert re.fullmatch(r"median error \d+\.\d %, p90 \d+\.\d %, \d+ points", fitted.fit["gemm"].words)
     assert (fitted.chip, fitted.date, "date" in fitted.assumed) == ("a100-sxm4", None, False)
     assert fitted.description.startswith("Kernels on mine: matrix products measured")
     own = device.model_copy(update={"calibration": fitted.model_copy(update={"name": "mine-fit"})})

@@ -141,3 +141,12 @@ def test_a_strategy_for_another_kind_of_machine_brings_its_own_cases() -> None:
         check_strategy(ThreeD("plug-in", system_kind="abacus"))
     cases = [replace(case, strategy=Data()) for case in cases_for(strategy("data"))[:1]]
     check_strategy(Data(), cases)
+
+
+def test_what_is_no_strategy_is_told_what_it_lacks() -> None:
+    class Alone:
+        name = "alone"
+        summary = "it inherits from nothing"
+
+    with pytest.raises(BrokenPromise, match=r"no .*emit.*; inherit from perfsim.strategies.Strategy"):
+        check_strategy(Alone())  # type: ignore[arg-type]
