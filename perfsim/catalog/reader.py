@@ -133,7 +133,9 @@ def _help_of_key(name: str, records: Sequence[type[BaseModel]], root: type[BaseM
         if is_record(cls) and _takes(known_fields(cls).get(name), value)
     )
     known = [key for record in records for key in known_fields(record)]
-    return next(filter(None, (*moved, *inside)), "") or did_you_mean(name, known)
+    meant = any(key.removesuffix("s") == name.removesuffix("s") for key in known)  # `device` for `devices`
+    found = next(filter(None, moved if meant else (*moved, *inside)), "")
+    return found or did_you_mean(name, known)
 
 
 def _takes(annotation: Any, value: Any) -> bool:

@@ -129,3 +129,10 @@ def test_a_device_that_extends_another_has_its_chip_and_its_software_unless_it_c
         assert (same.step_time_s, same.band_s) == (base.step_time_s, base.band_s)
     (tmp_path / "faster.yaml").write_text(EXTENDED.replace("memory: {", "compute_units: 120, memory: {", 1))
     assert Catalog().device(str(tmp_path / "faster.yaml")).chip == ""
+
+
+def test_a_key_that_lacks_its_plural_is_told_it_and_no_other_part(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nextends: dgx-h100\nnode: {device: 4}\nassumed: {node: x}\n")
+    with pytest.raises(CatalogError, match=r"unknown key `device` in node(.|\n)*did you mean `devices`"):
+        Catalog().system(str(path))
