@@ -218,7 +218,7 @@ def test_a_plan_is_read_back_but_for_its_gaps(name: str, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_what_is_read_back_takes_the_same_step_but_for_its_gaps(
     name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

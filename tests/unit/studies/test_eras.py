@@ -79,6 +79,7 @@ def test_equal_dates_tell_the_ratio_over_dates_and_where_the_order_turns() -> No
     assert wafers == sorted(wafers, reverse=True), "no release is slower than the one before it"
 
 
+@pytest.mark.slow
 def test_candidates_of_one_year_or_one_day_are_told_nothing_of_dates() -> None:
     assert small("2023-06").eras is None
     alike = ps.study({**SMALL, "candidates": PAIR[:1], "batch_sizes": [128]})

@@ -54,6 +54,7 @@ def test_a_question_without_a_plan_says_that_the_tool_limits_it() -> None:
     assert "Megatron-LM of 2024-01" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_refused_question_is_advised_only_what_has_a_plan() -> None:
     for model, helps in (("gpt3_175b", True), ("gpt_120t", False)):
         with pytest.raises(PlanError) as refused:
