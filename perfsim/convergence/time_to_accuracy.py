@@ -69,7 +69,14 @@ class EqualDevices:
 
 @dataclass(frozen=True, slots=True)
 class RampPart:
-    """A part of a run at a batch of its own; all but the share is over what holds at the batch of the run."""
+    """A part of a run at another batch; all but the share are ratios to the values at the run's own batch.
+
+    With the share s of the progress, batch B, critical batch B_crit and step time t of the part
+
+        dS = s D_min (1 / B + 1 / B_crit),   dE = B dS,   dT = dS t
+
+    which add up over a run (McCandlish et al. 2018, arXiv 1812.06162).
+    """
 
     share: float
     """Of the progress: of the tokens that small batches would need."""
@@ -102,7 +109,7 @@ class TimeToAccuracy:
     """Parts at other batches; the batch itself makes what they leave of the progress."""
 
     def _steps(self, d_min_tokens: Any, b_crit_tokens: Any) -> Iterator[tuple[RampPart, Any]]:
-        """The parts of the run with their steps; steps, examples and seconds of parts add up [1812.06162]."""
+        """The parts of the run with their steps; the last part is what the ramp leaves."""
         rest = 1.0 - sum(part.share for part in self.ramp)
         for part in (*self.ramp, RampPart(rest)) if rest > 0 else self.ramp:
             batch_tokens = part.batch * self.batch_tokens

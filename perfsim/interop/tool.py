@@ -80,7 +80,7 @@ VOCABULARIES = {
     **dict.fromkeys(("spmtokenizer", "hfllamatokenizer"), 32000),
     **dict.fromkeys(("llama-3", "llama3"), 128256),
 }
-"""Vocabularies by the name of a tokenizer or of its file; `HFTokenizer` is that of GPT-NeoX-20B."""
+"""Vocabularies by the name of a tokenizer or of its file; `HFTokenizer` means the one of GPT-NeoX-20B."""
 Write = Callable[[Chosen], Any]
 """The tool's value for a plan; None leaves the setting out."""
 Read = Callable[[Settings], Any]

@@ -78,7 +78,7 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
         tried = []
         for words, change in _changes(asked, row.run.plan):
             present_limits().in_time(lambda words=words: f"changes tried up to: {words}")  # type: ignore[misc]
-            answer = attempt(lambda change=change: _timed(target, change()))  # type: ignore[misc]
+            answer = attempt(partial(_timed, target, change))
             if isinstance(answer, PerfsimError):
                 tried.append(_Tried(words, reason=answer.problems[0].message))
                 continue
@@ -92,7 +92,9 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
     return tuple(explained)
 
 
-def _timed(target: Target, question: Question) -> tuple[Evaluation, float]:
+def _timed(target: Target, change: Callable[[], Question]) -> tuple[Evaluation, float]:
+    """The best plan of a changed question, and its seconds to the target."""
+    question = change()
     run = best_plan(question.check())
     return run, target.ramped(question, target.time_of_run(run)).time_s
 
