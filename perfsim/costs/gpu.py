@@ -4,11 +4,11 @@ A compute task takes as long as its kernels on the GPU, but at least as long as 
 them (a smooth maximum, since the host can run ahead only so far). The time of a collective follows from its
 algorithm and the links that its group spans.
 
-A collective kernel occupies compute units and reads and writes device memory, so compute beside it is slower.
+A collective kernel occupies compute units and moves bytes in device memory, so compute next to it is slower.
 The part of a task that units limit (matrix products, fused attention) and the part that memory limits
 (element-wise kernels) get longer as what is left to them shrinks; latencies and launches do not.
 
-A tensor-parallel collective may be exchanged beside a product (user buffers of Transformer Engine,
+A tensor-parallel collective may be exchanged next to a product (user buffers of Transformer Engine,
 asynchronous tensor parallelism of PyTorch). Both are cut into t chunks, one for each rank, that go around a
 ring: a chunk of the product runs while the next chunk comes, or while the last partial result goes on. With p
 and e the seconds of a chunk of the product and of the exchange, which takes a share u of the compute units,
@@ -176,7 +176,7 @@ class GpuKernels:
         Those of an exchange are made while its product runs, those of a block with experts are in the time of
         the host in such a block, where the framework has one.
         """
-        in_exchange = work.beside is not None and self.recipe.runtime.overlap_tensor
+        in_exchange = work.next_to is not None and self.recipe.runtime.overlap_tensor
         in_block = self.framework.expert_pass_s > 0.0 and work.name.startswith(_OF_EXPERTS)
         if in_exchange or in_block:
             return 0
@@ -187,8 +187,8 @@ class GpuKernels:
         used: dict[Kernel, None] = {}
         for work in works:
             used.update(dict.fromkeys(work.kernels))
-            if work.beside is not None and work.group is not None:  # exchanged beside a product, in chunks
-                used.update(dict.fromkeys((work.beside, _chunk(work.beside, work.group.size))))
+            if work.next_to is not None and work.group is not None:  # exchanged next to a product, in chunks
+                used.update(dict.fromkeys((work.next_to, _chunk(work.next_to, work.group.size))))
         kernels = [kernel for kernel in used if kernel.op == "gemm" and kernel not in self._kernels]
         if not kernels:
             return
@@ -323,8 +323,8 @@ class GpuCosts(GpuKernels, Costs):
         return np.fromiter(map(self._works.__getitem__, works), np.float64, len(works))
 
     def _exposed_s(self, work: Work, alone_s: float) -> float:
-        """Seconds of a collective, less what the product beside it hides."""
-        product = work.beside
+        """Seconds of a collective, less what the product next to it hides."""
+        product = work.next_to
         if product is None or work.group is None or not self.recipe.runtime.overlap_tensor:
             return alone_s
         chunks = work.group.size

@@ -1,7 +1,7 @@
-"""Simulated runs with failures, which check the closed forms of `convergence.wall_clock`; slow tasks."""
+"""Simulated runs with failures, which check the closed forms of `convergence.wall_clock`."""
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from heapq import merge
 from itertools import chain, starmap
@@ -9,52 +9,10 @@ from operator import itemgetter
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
-from perfsim.base.arrays import Floats, Ids
 from perfsim.base.errors import InputError
 from perfsim.base.limits import present_limits
 from perfsim.convergence.wall_clock import Failing, FailingRun
-from perfsim.work import Kind, TaskGraph
-
-# Seeded changes of task durations, of a graph with separate tasks for the perturbed ranks (`graph.unfold`).
-
-
-def _computes(graph: TaskGraph) -> NDArray[np.bool_]:
-    """Which tasks are computation, which a slow device slows down."""
-    return np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
-
-
-def with_stragglers(graph: TaskGraph, duration_s: Floats, ranks: Ids, factors: Mapping[int, float]) -> Floats:
-    """Durations where rank r computes `factors[r]` times as long; `ranks` has one entry per task."""
-    if not factors:
-        return duration_s
-    slow_ranks = np.array(list(factors))
-    factor = np.ones(int(max(ranks.max(initial=0), slow_ranks.max())) + 1)
-    factor[slow_ranks] = list(factors.values())
-    return np.where(_computes(graph) & (ranks >= 0), duration_s * factor[np.maximum(ranks, 0)], duration_s)
-
-
-def with_jitter(
-    graph: TaskGraph, duration_s: Floats, sigma: float, together: Ids, rng: np.random.Generator
-) -> Floats:
-    """Durations with lognormal noise of mean 1 on every computation.
-
-    `together` is how many of the ranks behind each task synchronise right after it, as tensor peers do:
-    the slowest of that many draws counts. Sigma 0 changes nothing.
-    """
-    if not sigma:
-        return duration_s
-    tasks = np.flatnonzero(_computes(graph))
-    worst = np.full(len(tasks), -np.inf)
-    counts = together[tasks]
-    for number in range(int(counts.max(initial=0))):
-        drawn = rng.standard_normal(len(tasks))
-        np.maximum(worst, drawn, out=worst, where=counts > number)
-    noisy = duration_s.copy()
-    noisy[tasks] *= np.exp(sigma * worst - sigma**2 / 2)  # the shift makes the mean of one draw 1
-    return noisy
-
 
 MOST_FAILURES = 100_000
 CHECK_EVERY = 1_000

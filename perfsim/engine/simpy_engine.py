@@ -25,7 +25,7 @@ from simpy.events import NORMAL, Event, EventPriority
 from perfsim.base.arrays import Floats
 from perfsim.base.limits import Limits
 from perfsim.engine import rules
-from perfsim.engine.tables import NONE, UNIT, Tables, excess, speed_beside
+from perfsim.engine.tables import NONE, UNIT, Tables, excess, slowed_speed
 
 Waits = Generator[Event, None, None]
 CHECKED_EVERY = 4096
@@ -98,7 +98,7 @@ class _Links:
     def __init__(self, env: simpy.Environment, tables: Tables) -> None:
         self.env = env
         self.tables: Tables = _in_lists(tables)
-        self.shares: rules.Shares = _in_lists(rules.Shares.of(tables))
+        self.shares: rules.Sharing = _in_lists(rules.Sharing.of(tables))
         self.under_way: list[dict[_Activity, None]] = [{} for _ in tables.bytes_per_s]
         self.changed: dict[int, None] = {}
         self.num_hot = 0
@@ -185,7 +185,7 @@ class _Devices:
 
     def _rate(self, device: int, kind: int) -> float:
         units, memory = self.bound[kind]
-        return speed_beside(units, memory, *self.slowing[device])
+        return slowed_speed(units, memory, *self.slowing[device])
 
 
 class _Simulation:

@@ -15,7 +15,7 @@ from perfsim.base.arrays import Floats
 from perfsim.base.errors import DeadlockError
 from perfsim.base.limits import Engine, present_limits
 from perfsim.engine import rules, simpy_engine
-from perfsim.engine.tables import Beside, Flow, Tables
+from perfsim.engine.tables import Flow, Slowdown, Tables
 from perfsim.engine.trace import Simulated, Trace
 from perfsim.work import TaskGraph
 
@@ -31,14 +31,14 @@ def simulate(
     duration_s: Floats,
     flows: Mapping[int, Flow] | None = None,
     capacities: Floats | None = None,
-    beside: Beside | None = None,
+    slowdown: Slowdown | None = None,
     *,
     reported: bool = False,
 ) -> Trace:
     """Run `graph` and return its trace.
 
     `duration_s` has one entry per task: its time when nothing else uses its links or its device. `flows` maps
-    a work id to the load of its tasks on links; `capacities` are the links' bytes/s. With `beside`,
+    a work id to the load of its tasks on links; `capacities` are the links' bytes/s. With `slowdown`,
     communication slows the computation that runs at the same time. A step that is
     `reported` is followed by SimPy unless it is large or an engine is asked for (`Limits.engine`).
 
@@ -49,7 +49,7 @@ def simulate(
     carried = np.zeros(0) if capacities is None else capacities
     limits = present_limits()
     limits.begin(len(graph))
-    tables = Tables.of(graph, duration_s, flows or {}, carried, beside)
+    tables = Tables.of(graph, duration_s, flows or {}, carried, slowdown)
     chosen: Engine
     if not _is_compiled():
         chosen = "simpy"

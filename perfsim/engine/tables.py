@@ -41,7 +41,7 @@ class Flow(NamedTuple):
     """Latency of links on the route that the time alone does not count."""
 
 
-class Beside(NamedTuple):
+class Slowdown(NamedTuple):
     """What communication takes and what limits computation, by work id: (works, 2), units and memory."""
 
     taken: Floats
@@ -69,7 +69,7 @@ class Tables(NamedTuple):
     device: Ints
     """Of every kind, the one on which others may slow it; -1: none."""
     bound: Floats
-    """Of every kind, as in `Beside`; shape (kinds, 2)."""
+    """Of every kind, as in `Slowdown`; shape (kinds, 2)."""
     occupied: Ragged
     """Devices from which each kind takes something."""
     taken: Ints
@@ -95,7 +95,7 @@ class Tables(NamedTuple):
         duration_s: Floats,
         flows: Mapping[int, Flow],
         capacity: Floats,
-        beside: Beside | None,
+        slowdown: Slowdown | None,
     ) -> Tables:
         """The columns of a graph with these durations; arguments as in `engine.simulate`."""
         works = len(graph.works)
@@ -124,7 +124,7 @@ class Tables(NamedTuple):
             waiting=graph.successors,
             kind=kind,
             flow=flow_of_work[work_of_kind],
-            **_slowed(graph, stream_of_kind.tolist(), work_of_kind.tolist(), beside),
+            **_slowed(graph, [*zip(stream_of_kind.tolist(), work_of_kind.tolist(), strict=True)], slowdown),
             links=links,
             crossings=crossings,
             flows_on=Ragged.grouped(links.row_of_value, links.values, len(capacity)),
@@ -134,16 +134,15 @@ class Tables(NamedTuple):
         )
 
 
-def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Beside | None) -> dict[str, Any]:
-    """The columns of `Tables` that say how communication slows computation on its devices."""
-    kinds = len(streams)
+def _slowed(graph: TaskGraph, kinds: list[tuple[int, int]], slowdown: Slowdown | None) -> dict[str, Any]:
+    """How communication slows computation, as columns of `Tables`; `kinds` are each one's stream and work."""
     of_stream = graph.stream_devices
     num_devices = 1 + max((device for devices in of_stream for device in devices), default=-1)
-    occupied: list[tuple[int, ...]] = [()] * kinds
-    taken = np.zeros((kinds, 2), dtype=np.int64)
-    device = np.full(kinds, NONE)
-    bound = np.zeros((kinds, 2))
-    if beside is not None and beside.taken.any():
+    occupied: list[tuple[int, ...]] = [()] * len(kinds)
+    taken = np.zeros((len(kinds), 2), dtype=np.int64)
+    device = np.full(len(kinds), NONE)
+    bound = np.zeros((len(kinds), 2))
+    if slowdown is not None and slowdown.taken.any():
         blocking = [computes(name) for name in graph.streams]
         ends = zip(graph.stream_ranks.tolist(), of_stream, strict=True)
         device_of_rank = {rank: numbers[0] for rank, numbers in ends if rank >= 0 and numbers}
@@ -153,17 +152,17 @@ def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Besi
             for number, work in enumerate(graph.works)
             if work.kind is Kind.COMM_SEND and work.group is not None
         }
-        shares = np.rint(beside.taken * UNIT).astype(np.int64)
-        for kind, (stream, work) in enumerate(zip(streams, works, strict=True)):
+        shares = np.rint(slowdown.taken * UNIT).astype(np.int64)
+        for kind, (stream, work) in enumerate(kinds):
             # A communication on a compute stream blocks the computation there instead of slowing it.
             if shares[work].any() and not blocking[stream]:
                 occupied[kind] = tuple(dict.fromkeys((*of_stream[stream], *of_message.get(work, ()))))
                 taken[kind] = shares[work]
         loaded = {number for devices in occupied for number in devices}
-        for kind, (stream, work) in enumerate(zip(streams, works, strict=True)):
-            if beside.bound[work].any():
+        for kind, (stream, work) in enumerate(kinds):
+            if slowdown.bound[work].any():
                 device[kind] = min(loaded.intersection(of_stream[stream]), default=NONE)
-                bound[kind] = beside.bound[work]
+                bound[kind] = slowdown.bound[work]
     return {
         "device": device.astype(np.int64),
         "bound": bound,
@@ -179,6 +178,6 @@ def excess(taken: float) -> float:
     return share / (1.0 - share)
 
 
-def speed_beside(units_bound: float, memory_bound: float, units: float, memory: float) -> float:
+def slowed_speed(units_bound: float, memory_bound: float, units: float, memory: float) -> float:
     """Rate of a computation, limited so far by units and memory, next to work with this `excess` of each."""
     return 1.0 / (1.0 + units_bound * units + memory_bound * memory)

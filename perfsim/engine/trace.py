@@ -98,8 +98,8 @@ class Trace:
         """
         return {
             device: seconds
-            for block in self._blocks()
-            for device, seconds in zip(block.devices, self._breakdowns(block), strict=True)
+            for rows in self._by_devices()
+            for device, seconds in zip(rows.devices, self._breakdowns(rows), strict=True)
         }
 
     def mean_breakdown(self) -> dict[str, float]:
@@ -110,16 +110,16 @@ class Trace:
         """Mean seconds by category before a device's first computation of the step and after its last one."""
         # On wafers this is the bubble between two steps: last gradient, its update, first weights.
         boundaries: dict[str, dict[str, float]] = {}
-        for block in self._blocks():
-            start_s, end_s = self._clipped(block)
-            busy = block.computes & (end_s > start_s)
-            first_s = block.high_s.copy()
-            last_s = block.low_s.copy()
-            np.minimum.at(first_s, block.device[busy], start_s[busy])
-            np.maximum.at(last_s, block.device[busy], end_s[busy])
-            heads = self._breakdowns(block._replace(high_s=first_s))
-            tails = self._breakdowns(block._replace(low_s=np.maximum(first_s, last_s)))
-            for device, head, tail in zip(block.devices, heads, tails, strict=True):
+        for rows in self._by_devices():
+            start_s, end_s = self._clipped(rows)
+            busy = rows.computes & (end_s > start_s)
+            first_s = rows.high_s.copy()
+            last_s = rows.low_s.copy()
+            np.minimum.at(first_s, rows.device[busy], start_s[busy])
+            np.maximum.at(last_s, rows.device[busy], end_s[busy])
+            heads = self._breakdowns(rows._replace(high_s=first_s))
+            tails = self._breakdowns(rows._replace(low_s=np.maximum(first_s, last_s)))
+            for device, head, tail in zip(rows.devices, heads, tails, strict=True):
                 boundaries[device] = {name: head[name] + tail[name] for name in head}
         return self._mean(boundaries)
 
@@ -133,16 +133,16 @@ class Trace:
         computing = {owner for name in graph.streams if computes(name) for owner in owners_of(name)}
         owned = np.array([owners_of(name)[0] in computing for name in graph.streams])[graph.stream]
         hidden_s: dict[str, dict[str, float]] = {}
-        for block in self._blocks():
-            low_s, high_s = (np.full(len(block.devices), bound_s) for bound_s in self.step_window_s)
-            start_s, end_s = self._clipped(block._replace(low_s=low_s, high_s=high_s))
-            sends = communicates[block.task]
-            counts = np.where(block.computes, ~sends, sends & owned[block.task])
-            line = (~block.computes[counts]).astype(np.int64)
-            device, under_way, lasts_s = _sweep(block.device[counts], start_s[counts], end_s[counts], line)
+        for rows in self._by_devices():
+            low_s, high_s = (np.full(len(rows.devices), bound_s) for bound_s in self.step_window_s)
+            start_s, end_s = self._clipped(rows._replace(low_s=low_s, high_s=high_s))
+            sends = communicates[rows.task]
+            counts = np.where(rows.computes, ~sends, sends & owned[rows.task])
+            line = (~rows.computes[counts]).astype(np.int64)
+            device, under_way, lasts_s = _sweep(rows.device[counts], start_s[counts], end_s[counts], line)
             both = under_way.all(axis=0) & (len(under_way) > 1)
-            seconds = np.bincount(device[both], lasts_s[both], minlength=len(block.devices)).tolist()
-            hidden_s |= {name: {"": share_s} for name, share_s in zip(block.devices, seconds, strict=True)}
+            seconds = np.bincount(device[both], lasts_s[both], minlength=len(rows.devices)).tolist()
+            hidden_s |= {name: {"": share_s} for name, share_s in zip(rows.devices, seconds, strict=True)}
         return self._mean(hidden_s).get("", 0.0) / self.step_time_s
 
     def _mean(self, devices: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -161,7 +161,7 @@ class Trace:
                 sums[category] = sums.get(category, 0.0) + ranks[device] // common * of_device_s
         return {category: sum_s / total for category, sum_s in sums.items()}
 
-    def _blocks(self) -> Iterator[_Block]:
+    def _by_devices(self) -> Iterator[_DeviceTasks]:
         """The tasks of all computing devices, as many devices at a time as have `ROWS_AT_ONCE` tasks."""
         streams = self.graph.streams
         owners = [owners_of(name) for name in streams]
@@ -196,7 +196,7 @@ class Trace:
                 devices.append(device)
             lengths = [len(tasks[stream]) for _, stream in parts]
             earlier_s = latest_s - np.array([ends_s[device] for device in devices])
-            yield _Block(
+            yield _DeviceTasks(
                 devices,
                 low_s - earlier_s,
                 high_s - earlier_s,
@@ -205,40 +205,40 @@ class Trace:
                 np.repeat([computes(streams[stream]) for _, stream in parts], lengths),
             )
 
-    def _clipped(self, block: _Block) -> tuple[Floats, Floats]:
+    def _clipped(self, rows: _DeviceTasks) -> tuple[Floats, Floats]:
         """Start and end of each row's task inside its device's window."""
-        start_s = np.maximum(self.start_s[block.task], block.low_s[block.device])
-        end_s = np.minimum(self.end_s[block.task], block.high_s[block.device])
+        start_s = np.maximum(self.start_s[rows.task], rows.low_s[rows.device])
+        end_s = np.minimum(self.end_s[rows.task], rows.high_s[rows.device])
         return start_s, np.maximum(start_s, end_s)
 
-    def _breakdowns(self, block: _Block) -> list[dict[str, float]]:
-        """Every second of the window of each device of a block, by category."""
+    def _breakdowns(self, rows: _DeviceTasks) -> list[dict[str, float]]:
+        """Every second of the window of each device, by category."""
         # In the order in which exposed time counts for them.
         named = {work.category for work in self.graph.works}
         ranked = [category for category in EXPOSED if category in named]
         names = ranked + sorted(named - set(ranked))
         width = len(names)
         of_work = np.array([names.index(work.category) for work in self.graph.works])
-        category = of_work[self.graph.work[block.task]]
-        start_s, end_s = self._clipped(block)
-        key = block.device * width + category
-        cells = len(block.devices) * width
-        computed_s = np.bincount(key, (end_s - start_s) * block.computes, minlength=cells)
-        present = np.bincount(key + cells * block.computes, minlength=2 * cells).reshape(2, -1, width) > 0
+        category = of_work[self.graph.work[rows.task]]
+        start_s, end_s = self._clipped(rows)
+        key = rows.device * width + category
+        cells = len(rows.devices) * width
+        computed_s = np.bincount(key, (end_s - start_s) * rows.computes, minlength=cells)
+        present = np.bincount(key + cells * rows.computes, minlength=2 * cells).reshape(2, -1, width) > 0
         waited_for = np.flatnonzero(present[0].any(axis=0))
         line_of_category = 1 + waited_for.searchsorted(np.arange(width))
-        line = np.where(block.computes, 0, line_of_category[category])
-        device, under_way, lasts_s = _sweep(block.device, start_s, end_s, line)
+        line = np.where(rows.computes, 0, line_of_category[category])
+        device, under_way, lasts_s = _sweep(rows.device, start_s, end_s, line)
         first = under_way.argmax(axis=0)
         waits = first > 0
         waited_key = device[waits] * width + waited_for[first[waits] - 1]
         exposed_s = np.bincount(waited_key, lasts_s[waits], minlength=cells)
         total_s = (computed_s + exposed_s).reshape(-1, width)
-        idle_s = block.high_s - block.low_s
+        idle_s = rows.high_s - rows.low_s
         for part_s in (computed_s, exposed_s):
             idle_s -= part_s.reshape(-1, width).sum(axis=1)
-        idle_s[idle_s < ROUNDING * (block.high_s - block.low_s)] = 0.0
-        seconds: list[dict[str, float]] = [{} for _ in block.devices]
+        idle_s[idle_s < ROUNDING * (rows.high_s - rows.low_s)] = 0.0
+        seconds: list[dict[str, float]] = [{} for _ in rows.devices]
         for has, listed in ((present[1], sorted(names)), (present[0], names)):
             for name in listed:
                 number = names.index(name)
@@ -270,7 +270,7 @@ ROWS_AT_ONCE = 1 << 18
 """Tasks whose intervals are sorted together; bounds the memory of a breakdown."""
 
 
-class _Block(NamedTuple):
+class _DeviceTasks(NamedTuple):
     """Some computing devices with their tasks, a row each; a task of several devices has several rows."""
 
     devices: list[str]

@@ -39,7 +39,7 @@ from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Attention, Runtime
 from perfsim.specs.stacks import Stack, usual_stack
-from perfsim.specs.trainers import Tool
+from perfsim.specs.trainers import ToolName
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import JOINED
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
@@ -257,7 +257,7 @@ class StepCase(_CaseSpec):
     strategy: str
     framework: str | None = None
     """The software stack that ran, by name; None: the strategy, the device and the settings suggest one."""
-    tool: Tool | None = None
+    tool: ToolName | None = None
     """The tool that ran it, where its framework's constants are of another one; None: the framework's."""
     container: Annotated[str, Field(pattern=r"^\d\d\.\d\d(\.\d\d)?$")] | None = None
     """Release of NVIDIA's container that it ran in, as `26.06`."""

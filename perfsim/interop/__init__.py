@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from perfsim.base.errors import InputError, UnknownNameError
-from perfsim.specs.trainers import TRAINERS, Tool
+from perfsim.specs.trainers import TRAINERS, ToolName
 
 if TYPE_CHECKING:
     from perfsim.catalog import Catalog
-    from perfsim.interop.tool import Chosen
-    from perfsim.interop.tool import Tool as ToolTable
+    from perfsim.interop.tool import Chosen, Tool
     from perfsim.specs.model import TransformerConfig
 
 READ = ("huggingface", "megatron", "modelzoo", "nemo", "neox", "deepspeed", "torchtitan", "mllog")
 """Tools whose text files are read."""
-WRITTEN: tuple[Tool, ...] = ("megatron", "deepspeed", "torchtitan", "modelzoo")
+WRITTEN: tuple[ToolName, ...] = ("megatron", "deepspeed", "torchtitan", "modelzoo")
 """Tools whose files are written."""
 CHAKRA = "chakra"
 """The format of files that are no text: traces, of which a summary is the document."""
@@ -30,18 +29,18 @@ GAP = "imported gap"
 """Begins the keys under `assumed` of an imported model that hold what cannot be expressed."""
 
 
-def tool_named(name: str) -> ToolTable:
+def tool_named(name: str) -> Tool:
     """The tool of a name; UnknownNameError for a format that is not read."""
     if name not in READ:
         raise UnknownNameError("format", name, FORMATS)
-    table: ToolTable = import_module(f"perfsim.interop.{name}").TOOL
+    table: Tool = import_module(f"perfsim.interop.{name}").TOOL
     return table
 
 
 def emit(name: str, chosen: Chosen) -> str:
     """The text that runs a plan with a tool; InputError for an unknown tool, and as of `Tool.emit`."""
     if name in TRAINERS and name not in WRITTEN:
-        title = TRAINERS[cast(Tool, name)].title
+        title = TRAINERS[cast(ToolName, name)].title
         raise InputError(f"no files of {title} are written yet; written are {', '.join(WRITTEN)}")
     if name not in WRITTEN:
         raise UnknownNameError("tool", name, WRITTEN)

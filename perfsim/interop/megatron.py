@@ -363,8 +363,6 @@ GRAPHS = ("local", "transformer_engine")
 """Words of `--cuda-graph-impl` for a graph; the other is `none`."""
 SCALED = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
 """Words of `--fp8-recipe` that give blocks of numbers scales of their own, and our precisions."""
-
-
 MOMENTS = {"fp32": None, "fp16": "fp16", "bf16": "bf16"}
 
 

@@ -29,7 +29,7 @@ SECTIONS = {
 POSITIONS = {name: name for name in ("learned", "rotary", "alibi")}
 TABLELESS = ("relative", "fixed")
 HALF = {"bf16": "bfloat16", "fp16": "float16"}
-PRECISIONS = (*HALF, "fp32")
+TRAINED_IN = (*HALF, "fp32")
 DROPOUT = 0.1
 """Of a recipe with dropout, which does not give the rate: Megatron's default."""
 RATES = {True: DROPOUT, False: 0.0}
@@ -191,7 +191,7 @@ ROWS: tuple[Row, ...] = (
         "{c.system.name} streams to {c.system.device.name}, not to wafers",
         unless=("wafer",),
     ),
-    Row.refuses("recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
+    Row.refuses("recipe.precision", f"it trains in {', '.join(TRAINED_IN)}, not {{}}", unless=TRAINED_IN),
     Row("layout.micro_batch_size", gap=_uneven),
     Row.lacks("layout.recompute", "recompute {}; the compiler decides it"),
     Row.lacks("layout.recompute_layers", "recompute every {} layers; the compiler decides it"),

@@ -131,8 +131,6 @@ _Loader.add_implicit_resolver(
     re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+"),
     list("-+0123456789."),
 )
-
-
 MOST_NUMBER = 2**53
 """Of a whole number that has no narrower range of its own."""
 _TRUE = ("true", "yes", "on", "1")

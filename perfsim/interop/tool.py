@@ -25,8 +25,7 @@ from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
-from perfsim.specs.trainers import SAID_BY, Limits
-from perfsim.specs.trainers import Tool as ToolName
+from perfsim.specs.trainers import SAID_BY, Limits, ToolName
 from perfsim.strategies.plan import Plan
 
 Chosen = Plan[Any, Any]
@@ -89,8 +88,6 @@ Test = Callable[[Chosen], Any]
 """Whether something holds for a plan."""
 Limit = Callable[[Chosen], str]
 """What a tool cannot express of a plan, in words; empty where the plan does not need it."""
-
-
 _SPECS: Mapping[str, Any] = {
     "model": TransformerConfig,
     "model.experts": Experts,
@@ -154,8 +151,6 @@ _DERIVED: Mapping[str, Write] = {
         c.job.model.max_position_embeddings, c.job.recipe.seq_length
     ),
 }
-
-
 _NO_SETTINGS = {
     *("runtime", "framework", *DatedSpec.model_fields),
     *("batch_size_per_device", "recompute", "routing_spread", "line", "tool", "zero_stages", "by_rule"),
@@ -465,7 +460,7 @@ class Tool:
         said |= set(OFFLOADS) if "offloads" in said else set()
         unsaid = (known for known in fields(chosen.layout) if known.name not in said)
         in_use = (known.name for known in unsaid if getattr(chosen.layout, known.name) != known.default)
-        return [*refusals, *(f"nothing of it says {name}" for name in in_use)]
+        return [*refusals, *(f"nothing of it says {axis}" for axis in in_use)]
 
     def gaps(self, chosen: Chosen) -> Iterator[tuple[str, str]]:
         """What the emitted text cannot say of a plan: fields, and words for them."""

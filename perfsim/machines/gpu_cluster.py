@@ -177,7 +177,7 @@ class _FatTreeNetwork(Network):
         nodes = tree.node_of[groups]
         inside = bool((nodes == nodes[:, :1]).all())
         divided = work.kind is Kind.COMM_COLL and work.op != "send_recv"
-        meshed = max(1, groups.shape[1] - 1) if divided and tree.full_mesh and inside else 1
+        meshed = tree.system.node.lanes(groups.shape[1]) if divided and inside else 1
         within = spare = groups[:0, 0]
         if work.kind is not Kind.COMM_COLL:
             source = groups[:, 0]

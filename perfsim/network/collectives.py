@@ -210,7 +210,7 @@ class CollectiveModel:
 
     def _port_bytes_per_s(self, op: CollectiveOp, size: int) -> float:
         """What a device can send to `size` - 1 others of its node; a message in a mesh has one link."""
-        lanes = max(1, size - 1) if self.node.full_mesh and op != "send_recv" else 1
+        lanes = 1 if op == "send_recv" else self.node.lanes(size)
         return lanes * self.node.scale_up.bandwidth
 
     def _lines(self, op: CollectiveOp, ranks: int, size: int) -> list[Seconds]:

@@ -65,7 +65,7 @@ class Search:
         present_limits().in_time(lambda: f"no layout screened yet on {question.label}")
         self.question = question
         self._whole = _screening(question)
-        other = None if self._whole.feasible else question.sharded
+        other = None if self._whole.feasible else question.with_sharded_runtime
         if other is not None and (whole := _screening(other)).feasible:
             self.question = other
             self._whole = whole
@@ -132,7 +132,7 @@ class Search:
         if self.question.rank == "proven":
             allowed = self._whole.memory_share <= max(self.question.allowed_share, best.plan.memory_share)
             allowed[self.proven] = False
-            runs["fastest"] = _fastest(self._among("fastest", np.flatnonzero(allowed)), beaten_by=best)
+            runs["fastest"] = _fastest(self._among("fastest", np.flatnonzero(allowed)), to_beat=best)
         elif not Ranked.of("fastest", best).is_proven:
             runs["proven"] = _fastest(self._among("proven", self.proven))
         return tuple(Ranked.of(rank, run) for rank, run in runs.items())
@@ -184,10 +184,10 @@ class Search:
         return _Screened(self.question, float(self.estimate_s[index]), plan)
 
 
-def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> Iterator[Evaluation]:
+def confirmed(searched: Search, *, to_beat: Evaluation | None = None) -> Iterator[Evaluation]:
     """Simulated plans, each faster than all before it: the last is the fastest.
 
-    `beaten_by` is one that is simulated already, and comes first.
+    `to_beat` is one that is simulated already, and comes first.
 
     Plans are simulated in the order of their estimates, corrected by what layouts of their kind took, until
     the rest cannot be faster than the best, given the error of the closed form, or until `MOST_CONFIRMED` are
@@ -203,9 +203,9 @@ def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> Itera
     tried: Counter[tuple[Hashable, ...]] = Counter()
     weight = searched.weight[indices]
     best_s = np.inf
-    if beaten_by is not None:
-        best_s = beaten_by.step_time_s * weight_of(beaten_by.plan)
-        yield beaten_by
+    if to_beat is not None:
+        best_s = to_beat.step_time_s * weight_of(to_beat.plan)
+        yield to_beat
     error_of = np.full(len(indices), ESTIMATE_ERROR)
     for number in range(MOST_CONFIRMED):
         expected_s = searched.estimate_s[indices] * weight * factor
@@ -238,9 +238,9 @@ def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> Itera
             left &= ~alike
 
 
-def _fastest(searched: Search, beaten_by: Evaluation | None = None) -> Evaluation:
+def _fastest(searched: Search, to_beat: Evaluation | None = None) -> Evaluation:
     """The fastest of some layouts; the graphs of slower ones are not kept."""
-    return deque(confirmed(searched, beaten_by=beaten_by), maxlen=1).pop()
+    return deque(confirmed(searched, to_beat=to_beat), maxlen=1).pop()
 
 
 def has_plan(question: Question) -> bool:

@@ -26,7 +26,7 @@ from perfsim.machines import machine_of
 from perfsim.prediction.bands import recorded_errors
 from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings
 from perfsim.prediction.dates import date_caveats
-from perfsim.prediction.disturbed import perturbed
+from perfsim.prediction.perturbed import perturbed
 from perfsim.prediction.planner import best_plan, divisible
 from perfsim.prediction.question import Question
 from perfsim.prediction.risk import Ranked

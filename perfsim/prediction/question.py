@@ -305,7 +305,7 @@ class Question:
         return not (self.runs_on or self.as_of) and bool(stage or fixed)
 
     @property
-    def sharded(self) -> Question | None:
+    def with_sharded_runtime(self) -> Question | None:
         """The same with the runtime of ZeRO 2 and 3, where the rule chose one for ZeRO 0 and 1; else None."""
         by_rule = (self.runtime or self.recipe.runtime).name == USUAL
         chosen = by_rule and self.ran_by.zero_stages is not None
@@ -428,7 +428,7 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     if missing := [entry for entry in known.values() if entry.required and entry.name not in whole]:
         raise InputError([Problem(f"{entry.name} is missing", help=entry.help) for entry in missing])
     values = {
-        known[name].field: described(value, known[name].kind, catalog) if known[name].kind else value
+        known[name].field: description_of(value, known[name].kind, catalog) if known[name].kind else value
         for name, value in whole.items()
     }
     if isinstance(layout := values.get("layout"), Mapping):
@@ -535,7 +535,7 @@ def misplaced(path: str) -> str:
     return f"write {_MOVED[old]}{path.removeprefix(old)}" if old else ""
 
 
-def described(given: Any, kind: str, catalog: Catalog) -> Any:
+def description_of(given: Any, kind: str, catalog: Catalog) -> Any:
     """The description of a kind that is given, by name, by file or as itself."""
     from perfsim.catalog import KINDS
 

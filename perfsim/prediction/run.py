@@ -12,7 +12,7 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.tables import Beside, Flow
+from perfsim.engine.tables import Flow, Slowdown
 from perfsim.engine.trace import EXPOSED, Trace
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
@@ -39,11 +39,11 @@ class Step:
         return price(self.placed.graph, self.costs)
 
     @cached_property
-    def beside(self) -> Beside:
+    def slowdown(self) -> Slowdown:
         """How communication slows the computation next to it, by class of work."""
         works = self.placed.graph.works
         costs = self.costs
-        return Beside(
+        return Slowdown(
             taken=np.array([costs.taken(work) for work in works], dtype=np.float64).reshape(-1, 2),
             bound=np.array([costs.bound(work) for work in works], dtype=np.float64).reshape(-1, 2),
         )
@@ -71,7 +71,7 @@ class Step:
         seconds = self.duration_s if duration_s is None else duration_s
         if contention:
             trace = simulate(
-                graph, seconds, self.flows, self.placed.links.capacities, self.beside, reported=reported
+                graph, seconds, self.flows, self.placed.links.capacities, self.slowdown, reported=reported
             )
         else:
             trace = critical_path(graph, seconds)
@@ -135,7 +135,7 @@ class Evaluation:
     trace: Trace
     step: Step = field(repr=False, compare=False)
     """The graph placed and priced, before any perturbation."""
-    disturbed: Placed | None = field(default=None, repr=False, compare=False)
+    perturbed_placed: Placed | None = field(default=None, repr=False, compare=False)
     """The graph of a perturbed trace on its network; None: the network of `step`."""
     cluster: ClusterCalibration | None = None
     """What every second of the trace was multiplied by, where the user measured steps."""
@@ -146,7 +146,7 @@ class Evaluation:
     @property
     def placed(self) -> Placed:
         """The graph of the trace on its network."""
-        return self.step.placed if self.disturbed is None else self.disturbed
+        return self.step.placed if self.perturbed_placed is None else self.perturbed_placed
 
     @cached_property
     def by_category_s(self) -> dict[str, float]:

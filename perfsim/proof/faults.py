@@ -10,7 +10,7 @@ from typing import Any
 
 from perfsim.base.limits import present_limits
 from perfsim.proof.program import Precedence, task_name
-from perfsim.proof.prove import Subject, described
+from perfsim.proof.prove import Subject, layout_in_words
 from perfsim.strategies import Plan
 from perfsim.strategies.three_d.data import LOCAL_NORM, WAIT
 from perfsim.work import Kind, RankGroup, Task, Work
@@ -224,7 +224,7 @@ def try_plans(
         layouts.append(
             {
                 "strategy": plan.strategy,
-                "layout": described(plan),
+                "layout": layout_in_words(plan),
                 "injected": tally.injected.total(),
                 "caught": tally.detected.total(),
                 "unexplained": tally.unexplained,

@@ -73,8 +73,6 @@ Values = Sequence[Any]
 Kernel = Callable[..., Sequence[Sequence[Any]]] | Callable[..., Sequence[Any]]
 """Of a rank alone from its offset and the values that it reads to those that it writes; of a collective from
 all offsets and the values of each."""
-
-
 Content = Literal[
     "activations", "statistics", "gradients", "parameters", "table", "exchanged", "shards", "rows", "norm"
 ]

@@ -219,7 +219,7 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         outcome.faults.append(refused.fault)
     return Proof(
         strategy=plan.strategy,
-        layout=described(plan),
+        layout=layout_in_words(plan),
         ranks=plan.topology.num_devices,
         microbatches=plan.num_microbatches,
         orders=max(0, runs - 2),
@@ -244,13 +244,13 @@ def _evaluated(plan: Plan) -> Evaluation:
         raise FaultError.of("refused", plan.strategy, "the graph", detail, error) from error
 
 
-def described(plan: Plan[Any, Any]) -> str:
+def layout_in_words(plan: Plan[Any, Any]) -> str:
     """A layout in words, with the features that its proof exercises."""
     features = prover(plan.system.kind).features(plan).items()
     return ", ".join([text_of(plan.layout), *(feature for feature, holds in features if holds)])
 
 
-MODES = tuple(mode for mode, modules in RECOMPUTED.items() if mode == "full" or "mla_up_proj" not in modules)
+PLAIN_MODES = tuple(mode for mode, runs in RECOMPUTED.items() if mode == "full" or "mla_up_proj" not in runs)
 """Recompute modes of every model; the others run modules of latent attention again."""
 RECIPE = "gpt3_pretraining"
 
@@ -264,7 +264,7 @@ class Case(NamedTuple):
     microbatches: int = 2
     overlap: bool = False
     ahead: bool = False
-    """Whether parameters are gathered beside the first forward of a step."""
+    """Whether parameters are gathered next to the first forward of a step."""
     capacity: float | None = None
     """Most tokens of an expert over their mean; None: none is dropped."""
     keeps: RecomputeKeeps = "nothing"
@@ -299,25 +299,25 @@ def _single_degrees() -> Iterator[Case]:
     """Replicas with every ZeRO stage, tensor peers, and pipelines of every schedule; every recompute mode."""
     for stage, overlap in product((0, 1, 2), (False, True)):
         yield Case("data", ParallelLayout(data=3 if stage else 2, zero_stage=stage), 3, overlap)
-    for mode in MODES:
+    for mode in PLAIN_MODES:
         yield Case("zero3", ParallelLayout(data=2, zero_stage=3, recompute=mode))
     yield Case("zero3", ParallelLayout(data=4, zero_stage=3, shard_group=2))
     peers = ParallelLayout(tensor=2, sequence_parallel=True)
     yield Case("zero3", replace(peers, data=2, zero_stage=3, recompute="full"))
-    for shares, mode in product((False, True), MODES):
+    for shares, mode in product((False, True), PLAIN_MODES):
         yield Case("tensor", replace(peers, recompute=mode, sequence_parallel=shares))
     yield Case("tensor", replace(peers, tensor=4))
     # Pipelines have enough micro-batches, and also recompute every second layer.
     for name in SCHEDULES:
         base = ParallelLayout(pipeline=3, schedule=name, virtual_pipeline=least_chunks(name))
-        for mode in MODES:
+        for mode in PLAIN_MODES:
             yield Case("pipeline", replace(base, recompute=mode), 6)
         yield Case("pipeline", replace(base, pipeline=2, recompute="full", recompute_every=2), 4)
 
 
 def _three_d() -> Iterator[Case]:
     """Every schedule and ZeRO stage, states in groups and gathered ahead; recompute and overlap alternate."""
-    modes = cycle(MODES)
+    modes = cycle(PLAIN_MODES)
     overlaps = cycle((False, True))
     sequence_parallel = cycle((True, False, True))
     base = ParallelLayout(tensor=2, pipeline=2, data=2)
@@ -369,7 +369,7 @@ def _experts() -> Iterator[Case]:
     base = ParallelLayout(data=2, expert=2)
     for stage in (0, 1, 2):
         yield Case("3d", replace(base, schedule="combined-1f1b", zero_stage=stage), 3, overlap=stage > 0)
-    for mode in MODES:
+    for mode in PLAIN_MODES:
         yield Case("3d", replace(base, recompute=mode))
     yield Case("3d", replace(base, context=2, expert=4, recompute="norms"))
     yield Case("3d", replace(base, data=4, zero_stage=1, recompute="full"), 2, capacity=0.5)
@@ -397,7 +397,7 @@ def _experts() -> Iterator[Case]:
 def _latents() -> Iterator[Case]:
     """Recompute of up-projections alone and with other modules, of context ranks and split backwards."""
     for mode in RECOMPUTED:
-        if mode not in MODES:
+        if mode not in PLAIN_MODES:
             base = ParallelLayout(tensor=2, data=2, sequence_parallel=True, expert=2, recompute=mode)
             yield Case("3d", base)
             yield Case("3d", replace(base, pipeline=2, schedule="zb1p", zero_stage=1), 3)
@@ -414,7 +414,7 @@ def _offload() -> Iterator[Case]:
         yield Case("3d", replace(off, data=2, zero_stage=stage), 3, overlap)
     yield Case("3d", replace(off, tensor=2, pipeline=2, data=2, zero_stage=1), 3, overlap=True)
     yield Case("3d", replace(off, tensor=2, data=2, zero_stage=2), 3, overlap=True)
-    for mode in MODES:
+    for mode in PLAIN_MODES:
         yield Case("3d", ParallelLayout(tensor=2, recompute=mode, offload_activations="cpu"))
         yield Case("zero3", replace(off, data=2, zero_stage=3, offload_param="cpu", recompute=mode))
 

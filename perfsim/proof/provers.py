@@ -25,8 +25,6 @@ FEW_LAYERS = 3
 """In a model without pipeline: more than the buffers that are used in turn."""
 FEW_STAGES = 4
 """Up to this many stages, each has two layers."""
-
-
 HEAD_SIZE = 4
 LEAST_SEQUENCE = 4
 VOCABULARY = 13
@@ -133,8 +131,8 @@ class _GpuProver:
         # Graphs have no communication for tables of words that are on other ranks than a module.
         if layout.tensor > 1:
             return "over tensor peers"
-        places = schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)
-        return "" if places.last_rank == 0 else "over pipeline stages"
+        placement = schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)
+        return "" if placement.last_rank == 0 else "over pipeline stages"
 
     def parts(self, layout: ParallelLayout) -> Parts:
         """What the small model has to divide into."""

@@ -23,8 +23,6 @@ BETA1 = 0.9
 BETA2 = 0.95
 EPSILON = 1e-5
 """Large for Adam, so that gradients of pure rounding error hardly change their weights."""
-
-
 MAX_NORM = 0.25
 """A limit that the gradients of small models exceed, each step by another factor."""
 

@@ -18,7 +18,7 @@ from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.timeline import TimelineBar, grouped
-from perfsim.work.graph import computes
+from perfsim.work.graph import compute_stream, computes
 
 # Time to the target over global batch: a small batch takes many steps, a large one wastes tokens.
 
@@ -433,7 +433,7 @@ def _timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
 
     def home(lane: str) -> str:
         owner = lane.split("/", 1)[0]
-        return owner if f"{owner}/compute" in known else lane
+        return owner if compute_stream(owner) in known else lane
 
     # Lanes are in the order of their first bars; a device's other lanes follow its computation.
     homes = list(dict.fromkeys(map(home, known)))

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from perfsim.base.spec import Date, DatedSpec, Spec
 from perfsim.base.units import BytesPerSecond, number, quantity
-from perfsim.specs.trainers import Tool
+from perfsim.specs.trainers import ToolName
 
 Selective = Literal["core", "every_second_product"]
 Fraction = Annotated[float, *number(1e-3, 1)]
@@ -318,7 +318,7 @@ class FrameworkCalibration(Calibration):
     """What a training framework adds to a model's arithmetic, the same for every model."""
 
     kind: Literal["framework"] = "framework"
-    tool: Tool | None = None
+    tool: ToolName | None = None
     """The tool that runs its plans (`perfsim.specs.trainers`); None: no tool of the table."""
     launcher: str = ""
     """Framework with which this one shares the host's times and the runs that determine them."""

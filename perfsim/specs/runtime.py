@@ -7,7 +7,7 @@ from perfsim.base.units import quantity
 from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion, StateExchange
 from perfsim.specs.hardware import Release
 from perfsim.specs.model import Positions, RecomputeKeeps
-from perfsim.specs.trainers import ANY, TRAINERS, Limits, RunsOn, Tool
+from perfsim.specs.trainers import ANY, TRAINERS, Limits, RunsOn, ToolName
 
 Attention = Literal["standard", "flash"]
 
@@ -70,7 +70,7 @@ class Runtime(DatedSpec):
     """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""
 
     @property
-    def takes_plans(self) -> Tool | None:
+    def takes_plans(self) -> ToolName | None:
         """The tool that takes its plans, as `--emit` calls it; None: none does."""
         if self.tool is not None and self.tool != "any":
             return self.tool

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from perfsim.base.dates import existed
 from perfsim.specs.layout import AXES, OF_MODULES, RECOMPUTED, ParallelLayout, written
 
-Tool = Literal[
+ToolName = Literal[
     "megatron", "zero-bubble", "deepspeed", "neox", "torchtitan", "llm-foundry", "maxtext", "modelzoo"
 ]
 """Tools that run plans; `perfsim.interop.WRITTEN` has those whose files are written."""
-RunsOn = Literal[Tool, "any"]
+RunsOn = Literal[ToolName, "any"]
 ANY = "any"
 """Stands for no tool: layouts of the research question, which no released framework needs to run."""
 FREE = ("data", "micro_batch_size", "virtual_pipeline")
@@ -120,7 +120,7 @@ _TITAN_JOINS = ("2025-12", "torchtitan with its pull request 1721")
 _ZB = ("2024-01", "sail-sg/zero-bubble-pipeline-parallelism (2401.10241)")
 _V_MEMORY = ("2024-05", "sail-sg/zero-bubble-pipeline-parallelism (2405.15362)")
 
-TRAINERS: Mapping[Tool, _Trainer] = {
+TRAINERS: Mapping[ToolName, _Trainer] = {
     "megatron": _Trainer(
         "Megatron-LM",
         "NVIDIA/Megatron-LM, megatron/training/arguments.py and CHANGELOG.md; files of the wheels",
@@ -251,7 +251,7 @@ ON_GPUS = tuple(tool for tool, trainer in TRAINERS.items() if trainer.rows)
 class Limits:
     """What one tool runs as it was in one month."""
 
-    tool: Tool
+    tool: ToolName
     month: str = ""
     """Empty: its newest release."""
     zero_stages: tuple[int, ...] | None = None
@@ -298,6 +298,6 @@ def _in_use(layout: ParallelLayout, axis: str) -> bool:
     return axis not in FREE and getattr(layout, axis) != AXES[axis].default
 
 
-def that_run(layout: ParallelLayout) -> list[Tool]:
+def that_run(layout: ParallelLayout) -> list[ToolName]:
     """The tools whose newest release runs a layout."""
     return [tool for tool in ON_GPUS if Limits(tool).runs(layout)]

@@ -25,21 +25,21 @@ PASSES: tuple[Pass, ...] = get_args(Pass)
 
 
 class Slot(NamedTuple):
-    """One pass of one micro-batch through chunk `chunk` of pipeline rank `stage`."""
+    """One pass of one micro-batch through a chunk of a pipeline rank."""
 
     which: Pass
-    stage: int
+    rank: int
     chunk: int
     microbatch: int
     joined: bool = False
     """Whether it is a forward that runs as one with the backward after it, in turns."""
 
 
-StageOrder = list[Slot]
+RankOrder = list[Slot]
 
 
-class Held(NamedTuple):
-    """What a rank holds at one moment, as a share of all its layers: 1 for each micro-batch of the rank."""
+class Peak(NamedTuple):
+    """What a rank holds at a moment that may be its peak, in micro-batches of all its layers."""
 
     activations: float
     """Held from forward to backward."""
@@ -47,7 +47,7 @@ class Held(NamedTuple):
     """Inputs and output gradients of the weights, held from backward to weight gradients."""
 
 
-def held_at_peak(order: StageOrder, layers: Mapping[int, int]) -> tuple[Held, ...]:
+def held_at_peak(order: RankOrder, layers: Mapping[int, int]) -> tuple[Peak, ...]:
     """What a rank holds at its possible peaks, given the layers of each of its chunks.
 
     A forward adds activations, and a backward turns these into inputs of weight gradients, which W frees, or
@@ -76,7 +76,7 @@ def held_at_peak(order: StageOrder, layers: Mapping[int, int]) -> tuple[Held, ..
             corners.pop()  # on or below the line between the others, so never the peak alone
         corners.append((count, inputs))
     whole = sum(layers.values())
-    return tuple(Held(count / whole, inputs / whole) for count, inputs in corners)
+    return tuple(Peak(count / whole, inputs / whole) for count, inputs in corners)
 
 
 # The placement of virtual stages on pipeline ranks.
@@ -109,35 +109,37 @@ class Placement:
         return self.rank(self.num_stages - 1)
 
     def rank(self, number: int) -> int:
+        """The rank of a virtual stage."""
         chunk, offset = divmod(number, self.pipeline)
         return self._turned(offset, chunk)
 
     @cached_property
-    def places(self) -> list[list[int]]:
-        """The virtual stages of every rank, by chunk."""
+    def stages(self) -> list[list[int]]:
+        """The virtual stage of every chunk, by rank."""
         return [
             [chunk * self.pipeline + self._turned(rank, chunk) for chunk in range(self.virtual)]
             for rank in range(self.pipeline)
         ]
 
     def _turned(self, rank: int, chunk: int) -> int:
+        """The place of a rank in the order of a chunk's stages, which is its own inverse."""
         return self.pipeline - 1 - rank if self.v_shaped and chunk % 2 else rank
 
     def reads(self, slot: Slot) -> tuple[Pass, int, int] | None:
         """The pass, virtual stage and micro-batch whose output a slot reads; None of the first forward."""
         which, rank, chunk, microbatch, _ = slot
-        place = self.places[rank][chunk]
+        stage = self.stages[rank][chunk]
         # A forward follows the forward of the previous virtual stage. A backward follows the backward of the
         # next stage, or on the last stage its own forward. Weight gradients follow their own backward.
         if which == "F":
-            return ("F", place - 1, microbatch) if place else None
-        if which == "B" and place + 1 < self.pipeline * self.virtual:
-            return "B", place + 1, microbatch
-        return ("F" if which == "B" else "B"), place, microbatch
+            return ("F", stage - 1, microbatch) if stage else None
+        if which == "B" and stage + 1 < self.num_stages:
+            return "B", stage + 1, microbatch
+        return ("F" if which == "B" else "B"), stage, microbatch
 
-    def merged(self, orders: list[StageOrder]) -> list[Slot]:
+    def merged(self, orders: list[RankOrder]) -> list[Slot]:
         """All slots in one topological order; DeadlockError, with what each waits for, where none can run."""
-        places = self.places
+        stages = self.stages
         waiting = [deque(order) for order in orders]
         done: set[tuple[Pass, int, int] | None] = {None}
         merged: list[Slot] = []
@@ -150,7 +152,7 @@ class Placement:
                         break
                     for _ in range(1 + slots[0].joined):
                         which, rank, chunk, microbatch, _ = slot = slots.popleft()
-                        done.add((which, places[rank][chunk], microbatch))
+                        done.add((which, stages[rank][chunk], microbatch))
                         merged.append(slot)
             if len(merged) == before:
                 stuck = [slots[0] for slots in waiting if slots]
@@ -158,7 +160,7 @@ class Placement:
         return merged
 
     def _deadlock(self, stuck: Sequence[Slot], ran: int, total: int) -> str:
-        """The message: the stuck slot of each stage and the slot that it waits for."""
+        """The message: the stuck slot of each rank and the slot that it waits for."""
 
         def named(which: Pass, chunk: int, microbatch: int) -> str:
             of_chunk = f", chunk {chunk}" if self.virtual > 1 else ""
@@ -168,10 +170,10 @@ class Placement:
         for slot in stuck[:_MOST_STAGES]:
             if read := self.reads(slot):
                 rank = self.rank(read[1])
-                waits_for = named(read[0], self.places[rank].index(read[1]), read[2])
-                where = "itself" if rank == slot.stage else f"stage {rank}"
+                waits_for = named(read[0], self.stages[rank].index(read[1]), read[2])
+                where = "itself" if rank == slot.rank else f"stage {rank}"
                 own = named(slot.which, slot.chunk, slot.microbatch)
-                lines.append(f"  stage {slot.stage}: {own} waits for {waits_for} of {where}")
+                lines.append(f"  stage {slot.rank}: {own} waits for {waits_for} of {where}")
         if len(stuck) > _MOST_STAGES:
             lines.append(f"  and {len(stuck) - _MOST_STAGES} more stages")
         return "\n".join(lines)
@@ -179,7 +181,7 @@ class Placement:
 
 # One row of the table.
 
-Order = Callable[[int, int, int, int], StageOrder]
+Order = Callable[[int, int, int, int], RankOrder]
 """(rank, pipeline, virtual, micro-batches): the order of a rank."""
 Trait = Literal[
     "splits_backward",  # weight gradients are a separate pass
@@ -196,7 +198,7 @@ Trait = Literal[
 """What a schedule needs and allows."""
 
 
-def _is_whole(order: StageOrder, virtual: int, microbatches: int) -> bool:
+def _is_whole(order: RankOrder, virtual: int, microbatches: int) -> bool:
     """Whether every pass runs once, and the gradients of a chunk are whole with its last micro-batch."""
     slots = {(slot.which, slot.chunk, slot.microbatch) for slot in order}
     kinds = {which for which, _, _ in slots} | {"F", "B"}
@@ -241,7 +243,7 @@ class Schedule:
             return ""
         return f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {pipeline}"
 
-    def orders(self, pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
+    def orders(self, pipeline: int, virtual: int, microbatches: int) -> list[RankOrder]:
         """The order of every stage. LayoutError for chunks or micro-batches that it cannot have."""
         if problem := self.chunks_problem(virtual) or self.groups_problem(pipeline, microbatches):
             raise LayoutError(problem)
@@ -259,7 +261,7 @@ class Schedule:
 @lru_cache(maxsize=16384)
 def in_flight(
     schedule: Schedule, rank: int, pipeline: int, chunks: tuple[int, ...], microbatches: int
-) -> tuple[Held, ...]:
+) -> tuple[Peak, ...]:
     """What a rank holds at its possible peaks; `chunks` are the layers of its chunks."""
     # Where chunks are not in groups they count alike, as the chunks of a rank without layers do.
     layers = chunks if schedule.has("in_groups") and any(chunks) else (1,) * len(chunks)
@@ -270,20 +272,20 @@ def in_flight(
 # Without a split backward: GPipe, 1F1B and interleaved 1F1B.
 
 
-def _gpipe(rank: int, _pipeline: int, _virtual: int, microbatches: int) -> StageOrder:
+def _gpipe(rank: int, _pipeline: int, _virtual: int, microbatches: int) -> RankOrder:
     """All forwards, then all backwards (Huang et al. 2019); a rank holds every micro-batch."""
     passes: tuple[Pass, Pass] = ("F", "B")
     return [Slot(which, rank, 0, number) for which in passes for number in range(microbatches)]
 
 
-def _one_f_one_b(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+def _one_f_one_b(rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
     """Rank i runs p - i - 1 warm-up forwards, then alternates [1806.03377, 2104.04473]; it holds p - i."""
     return _alternating(rank, microbatches, pipeline - rank - 1)
 
 
 def _alternating(
     rank: int, microbatches: int, warm_up: int, delay: int | None = None, *, joined: bool = False
-) -> StageOrder:
+) -> RankOrder:
     """Warm-up forwards, then F and B in turn, and each W so many micro-batches after B; None: no W."""
     slots = [Slot("F", rank, 0, number) for number in range(min(warm_up, microbatches))]
     for number in range(microbatches + (delay or 0)):
@@ -298,7 +300,7 @@ def _alternating(
 
 def _interleaved(
     rank: int, pipeline: int, virtual: int, microbatches: int, *, joined: bool = False
-) -> StageOrder:
+) -> RankOrder:
     """Chunks of stages [2104.04473 section 2.2]; micro-batches run in groups of `pipeline`.
 
     The first rank holds p (1 + (p - 1) / (p v)) micro-batches [2205.05198]. With a single group all forwards
@@ -322,7 +324,7 @@ def _interleaved(
 # (`megatron/core/pipeline_parallel/combined_1f1b.py`).
 
 
-def _combined(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+def _combined(rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
     """1F1B with the warm-up of interleaved 1F1B and one more; rank i holds 2 (p - i) micro-batches."""
     return _alternating(rank, microbatches, 2 * (pipeline - rank) - 1, joined=True)
 
@@ -337,7 +339,7 @@ def _combined(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder
 # other stages (section 4: validation after the update).
 
 
-def _zero_bubble(ahead: int, rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+def _zero_bubble(ahead: int, rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
     """`zb1p` or `zb2p`."""
     return _alternating(rank, microbatches, ahead * (pipeline - rank - 1), ahead * rank)
 
@@ -362,7 +364,7 @@ _LETTERS: dict[str, tuple[Pass, int]] = {
 """A letter for each pass: lower case for chunk 0, upper case for chunk 1."""
 
 
-def _zbv(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+def _zbv(rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
     """The order of a rank; fewer than 2 p - 1 micro-batches use a part of the order for 2 p - 1."""
     nearer = pipeline - rank
     more = max(0, microbatches - (2 * pipeline - 1))
@@ -380,11 +382,11 @@ def _zbv(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
     return _lettered(rank, microbatches, phases)
 
 
-def _lettered(rank: int, microbatches: int, phases: Sequence[tuple[str, int]]) -> StageOrder:
+def _lettered(rank: int, microbatches: int, phases: Sequence[tuple[str, int]]) -> RankOrder:
     """Passes by their letters, each phase so many times; `+` joins a forward to the backward behind it."""
     letters = "".join(letters * times for letters, times in phases)
     next_of = dict.fromkeys(_LETTERS, 0)
-    slots: StageOrder = []
+    slots: RankOrder = []
     for letter, behind in zip(letters, f"{letters[1:]} ", strict=True):
         if letter in _LETTERS:
             which, chunk = _LETTERS[letter]
@@ -403,7 +405,7 @@ def _lettered(rank: int, microbatches: int, phases: Sequence[tuple[str, int]]) -
 # micro-batches. W directly follows a pair while the pipeline is full, and fills the drain.
 
 
-def _dual_v(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+def _dual_v(rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
     """The order of a rank; fewer than 2 p micro-batches use a part of the order for 2 p."""
     nearer = pipeline - rank - 1
     full = max(microbatches, 2 * pipeline) - 2 * pipeline + rank
@@ -454,12 +456,12 @@ _BLOCK: tuple[tuple[Pass, int], ...] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
 
 
 @lru_cache(maxsize=256)
-def _controlled(share: int, pipeline: int, microbatches: int) -> list[StageOrder]:
+def _controlled(share: int, pipeline: int, microbatches: int) -> list[RankOrder]:
     """The order of every rank, as it results where every pass takes one unit."""
     waiting = [deque(slots) for slots in _blocks(share, pipeline, microbatches)]
     placement = Placement(pipeline, CHUNKS, v_shaped=True)
     most = CHUNKS * ((pipeline + 2 * (share - 1)) // share)
-    orders: list[StageOrder] = [[] for _ in range(pipeline)]
+    orders: list[RankOrder] = [[] for _ in range(pipeline)]
     owed: list[deque[Slot]] = [deque() for _ in range(pipeline)]
     held = [0] * pipeline
     done: set[tuple[Pass, int, int] | None] = {None}
@@ -477,9 +479,9 @@ def _controlled(share: int, pipeline: int, microbatches: int) -> list[StageOrder
                 order.append(weights.popleft())
                 held[rank] -= 1
         for slot in now:
-            done.add((slot.which, placement.places[slot.stage][slot.chunk], slot.microbatch))
+            done.add((slot.which, placement.stages[slot.rank][slot.chunk], slot.microbatch))
             if slot.which == "B":
-                owed[slot.stage].append(slot._replace(which="W"))
+                owed[slot.rank].append(slot._replace(which="W"))
     return orders
 
 
@@ -504,7 +506,7 @@ def _blocks(share: int, pipeline: int, microbatches: int) -> Iterator[list[Slot]
         yield [slot for _, slot in sorted(slots)]
 
 
-def _in_controlled_memory(share: int, rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+def _in_controlled_memory(share: int, rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
     """`v-half` or `v-min`."""
     return _controlled(share, pipeline, microbatches)[rank]
 

@@ -19,7 +19,7 @@ from perfsim.engine.failures import compared
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat, default_settings
 from perfsim.prediction.dates import date_caveats
-from perfsim.prediction.disturbed import perturbed
+from perfsim.prediction.perturbed import perturbed
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
@@ -84,7 +84,7 @@ def answer_point(
         }
     if spec.perturbations is not None:
         # Batch and layout stay, and so does the curve of batches.
-        evaluation = _disturbed(evaluation, spec.perturbations)
+        evaluation = _perturbed(evaluation, spec.perturbations)
         time = replace(target.time_of_run(evaluation), ramp=time.ramp)
     if deep:
         streams = filter(computes, evaluation.trace.graph.streams)
@@ -119,7 +119,7 @@ def answer_point(
     return answers.Answer.of(evaluation, question.allowed_share, caveats, notes, **more)
 
 
-def _disturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
+def _perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     """A candidate under the perturbations that its system has; InputError if dead links leave no route."""
     plan = evaluation.plan
     topology = plan.topology
@@ -137,13 +137,13 @@ def _disturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
     applicable = spec.model_copy(update={"stragglers": (*stragglers, *at_last), "links": links})
     try:
-        disturbed = perturbed(evaluation, applicable)
+        changed = perturbed(evaluation, applicable)
     except InputError as error:
         said = f"perturbations of {plan.system.machine(topology.num_devices)}, {plan.strategy}: "
         raise InputError([replace(known, message=said + known.message) for known in error.problems]) from None
-    if disturbed.perturbed is not None and disturbed.perturbed.note:
-        remarks.append(disturbed.perturbed.note)
-    return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
+    if changed.perturbed is not None and changed.perturbed.note:
+        remarks.append(changed.perturbed.note)
+    return replace(changed, plan=replace(plan, notes=(*plan.notes, *remarks)))
 
 
 # A study: every candidate, and the sentences that compare them.

@@ -71,20 +71,14 @@ def offsets(lengths: NDArray[np.integer] | Bools) -> Ints:
     return start
 
 
-# A class of work: what a task does, in FLOPs and bytes, never in seconds.
-#
-# Tasks hold only the id of their class (there are dozens of classes and hundreds of thousands of
-# tasks), so pricing a graph means pricing its classes.
+# The blocks of a model: its layers by number, and markers of tasks that do not belong to a single layer.
 
 WHOLE_DEVICE = -1
+"""All weights of the device that no other task covers."""
 EMBEDDING = -2
 HEAD = -3
 EMBEDDING_AND_HEAD = -4
-"""Markers of `TaskGraph.block` where a task does not belong to a single layer.
-
-All weights of the device that no other task covers; the embedding; the LM head; whichever of these two
-the pipeline stage holds.
-"""
+"""Whichever of these two the pipeline stage holds."""
 _MARKERS = {
     WHOLE_DEVICE: "the device's weights",
     EMBEDDING: "embedding",
@@ -96,6 +90,12 @@ _MARKERS = {
 def block_name(block: int) -> str:
     """The block as messages print it."""
     return _MARKERS.get(block, f"layer {block}")
+
+
+# A class of work: what a task does, in FLOPs and bytes, never in seconds.
+#
+# Tasks hold only the id of their class (there are dozens of classes and hundreds of thousands of
+# tasks), so pricing a graph means pricing its classes.
 
 
 class Kind(IntEnum):
@@ -160,8 +160,8 @@ class Work:
     fan_out: int = 1
     """Members of the group, chosen at random, to which an item of an all-to-all goes; `comm_bytes` counts it
     as often. Of several on one rank or node one copy travels."""
-    beside: Kernel | None = None
-    """The product beside which a collective is exchanged in chunks, one for each rank of its group: it
+    next_to: Kernel | None = None
+    """The product next to which a collective is exchanged in chunks, one for each rank of its group: it
     gathers the product's first operand, or sums its result. The product is part of another task."""
     experts: bool = False
     """Whether all gradients or parameters that it moves belong to routed experts."""
@@ -205,9 +205,14 @@ def owners_of(stream: str) -> tuple[str, ...]:
     return tuple(stream.split("/", 1)[0].split("+"))
 
 
+def compute_stream(device: str) -> str:
+    """The stream on which a device computes."""
+    return f"{device}/compute"
+
+
 def computes(stream: str) -> bool:
     """Whether a stream is the one on which its device computes."""
-    return stream.endswith("/compute")
+    return stream.endswith(compute_stream(""))
 
 
 class Task(NamedTuple):
@@ -236,7 +241,7 @@ class TaskGraph:
     `work`, `stream`, `tag` have one entry a task; `reads` holds tensor handles, `after` task ids.
     Task i writes the handles `first_write[i] .. first_write[i + 1] - 1`. `tag` is the micro-batch,
     -1 if there is none. `block` is the layer whose weights the task uses, by its number in the model, or
-    one of the markers in `graph.work`.
+    a marker such as `EMBEDDING`.
     """
 
     works: tuple[Work, ...]

@@ -21,10 +21,10 @@ import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.failures import with_stragglers
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import Placed, SharedLinks, place
+from perfsim.prediction.perturbed import with_stragglers
 from perfsim.prediction.planner import Search, best_plan, plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Evaluation, Step, evaluated

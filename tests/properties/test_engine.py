@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfsim.base.limits import Limits, limited
 from perfsim.costs.price import MOST_TAKEN
-from perfsim.engine import Beside, Flow, critical_path, simulate
+from perfsim.engine import Flow, Slowdown, critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
@@ -98,7 +98,7 @@ def test_contention_only_delays_and_never_breaks_the_order(
     assert starts_when_all_is_there(run)
 
 
-def beside_of(data: st.DataObject) -> Beside:
+def beside_of(data: st.DataObject) -> Slowdown:
     """Some works take part of their devices, the others are limited by what is taken."""
     share = st.sampled_from([0.0, 0.125, 0.5, 0.95])
     taken = np.zeros((WORKS, 2))
@@ -106,7 +106,7 @@ def beside_of(data: st.DataObject) -> Beside:
     for work in range(WORKS):
         chosen = taken if data.draw(st.booleans()) else bound
         chosen[work] = data.draw(share), data.draw(share)
-    return Beside(taken, bound)
+    return Slowdown(taken, bound)
 
 
 @given(rows, flows, st.sampled_from([whole, arbitrary, close]), st.data())
@@ -181,7 +181,7 @@ def slowed_graph(table: list[Row]) -> TaskGraph:
     return builder.build()
 
 
-def slow_ends(graph: TaskGraph, duration_s: np.ndarray, beside: Beside) -> list[float]:
+def slow_ends(graph: TaskGraph, duration_s: np.ndarray, beside: Slowdown) -> list[float]:
     """End of every task, following the rate of each from event to event."""
     device = [name.split("/")[0] for name in graph.streams]
     left = duration_s.tolist()
@@ -219,12 +219,12 @@ def test_every_task_ends_when_the_plain_simulation_says(
     durations = drawn_durations(data, graph, st.floats(0.01, 10.0))
     none = (0.0, 0.0)
     names = [work.name for work in graph.works]
-    beside = Beside(
+    beside = Slowdown(
         taken=np.array([taken[int(name[1:])] if name[0] == "t" else none for name in names]),
         bound=np.array([bound[int(name[1:])] if name[0] == "c" else none for name in names]),
     )
-    run = simulate(graph, durations, beside=beside)
+    run = simulate(graph, durations, slowdown=beside)
     assert run.end_s.tolist() == pytest.approx(slow_ends(graph, durations, beside), rel=1e-5, abs=1e-5)
     assert starts_when_all_is_there(run)
     unlimited = beside._replace(bound=np.zeros_like(beside.bound))
-    assert same_bits(simulate(graph, durations, beside=unlimited), critical_path(graph, durations))
+    assert same_bits(simulate(graph, durations, slowdown=unlimited), critical_path(graph, durations))

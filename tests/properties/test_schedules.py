@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.base.errors import DeadlockError, LayoutError
-from perfsim.strategies.schedules import SCHEDULES, Placement, Slot, StageOrder, in_flight, schedule_called
+from perfsim.strategies.schedules import SCHEDULES, Placement, RankOrder, Slot, in_flight, schedule_called
 
 Shape = tuple[str, int, int, int]
 """Name, pipeline, virtual, micro-batches."""
@@ -18,7 +18,7 @@ V_SHAPED = ("v-half", "v-min")
 JOINS = tuple(name for name, known in SCHEDULES.items() if known.has("joins"))
 
 
-def orders_of(name: str, *shape: int) -> list[StageOrder]:
+def orders_of(name: str, *shape: int) -> list[RankOrder]:
     return schedule_called(name).orders(*shape)
 
 
@@ -42,7 +42,7 @@ def test_joined_passes_are_of_two_micro_batches_and_begin_together_without_a_dea
     merged = SCHEDULES[name].placement(pipeline, virtual).merged(orders)
     pairs = [(slot, after) for slot, after in pairwise(merged) if slot.joined]
     assert all(
-        (forward.which, backward.which, forward.stage) == ("F", "B", backward.stage)
+        (forward.which, backward.which, forward.rank) == ("F", "B", backward.rank)
         and forward.microbatch != backward.microbatch
         for forward, backward in pairs
     )
@@ -55,12 +55,12 @@ def test_joined_passes_are_of_two_micro_batches_and_begin_together_without_a_dea
 def test_merging_keeps_every_stages_order_and_respects_what_each_slot_reads(shape: Shape) -> None:
     name, pipeline, virtual, _ = shape
     orders = orders_of(*shape)
-    places = SCHEDULES[name].placement(pipeline, virtual)
-    merged = places.merged(orders)
-    assert [[slot for slot in merged if slot.stage == stage] for stage in range(pipeline)] == orders
+    placed = SCHEDULES[name].placement(pipeline, virtual)
+    merged = placed.merged(orders)
+    assert [[slot for slot in merged if slot.rank == stage] for stage in range(pipeline)] == orders
     done = set()
     for slot in merged:
-        stage = places.places[slot.stage][slot.chunk]
+        stage = placed.stages[slot.rank][slot.chunk]
         assert done.issuperset(reads(slot, stage, pipeline * virtual))
         done.add((slot.which, stage, slot.microbatch))
 
@@ -108,13 +108,13 @@ def test_a_deadlock_names_chunks_and_only_the_stages_that_are_stuck() -> None:
 def test_every_virtual_stage_stands_on_one_rank_and_every_rank_holds_as_many(
     pipeline: int, virtual: int, v_shaped: bool
 ) -> None:
-    places = Placement(pipeline, virtual, v_shaped)
-    held = [places.places[rank] for rank in range(pipeline)]
+    placed = Placement(pipeline, virtual, v_shaped)
+    held = [placed.stages[rank] for rank in range(pipeline)]
     assert sorted(number for numbers in held for number in numbers) == list(range(pipeline * virtual))
-    assert all(places.rank(number) == rank for rank, numbers in enumerate(held) for number in numbers)
+    assert all(placed.rank(number) == rank for rank, numbers in enumerate(held) for number in numbers)
 
 
-def peak(order: StageOrder, activations: float, weight_inputs: float, *, split: bool) -> float:
+def peak(order: RankOrder, activations: float, weight_inputs: float, *, split: bool) -> float:
     """Most bytes a stage holds where a chunk keeps so many after F and, where W follows, after B."""
     held = most = 0.0
     after = {
@@ -179,17 +179,17 @@ def step_s(shape: Shape, times: Times, steps: int = 3) -> tuple[float, float]:
     Sending takes no time. Joined passes begin and end together.
     """
     name, pipeline, virtual, _ = shape
-    places = SCHEDULES[name].placement(pipeline, virtual)
-    merged = places.merged(orders_of(*shape))
+    placed = SCHEDULES[name].placement(pipeline, virtual)
+    merged = placed.merged(orders_of(*shape))
     takes = dict(zip("FBW", (seconds / virtual for seconds in times), strict=True))
     free = [0.0] * pipeline
     ends = []
     for _step in range(steps):
         done: dict[tuple[str, int, int], float] = {}
         for together in units(merged):
-            rank = together[0].stage
-            at = [(slot, places.places[rank][slot.chunk]) for slot in together]
-            ready = [done[before] for slot, stage in at for before in reads(slot, stage, places.num_stages)]
+            rank = together[0].rank
+            at = [(slot, placed.stages[rank][slot.chunk]) for slot in together]
+            ready = [done[before] for slot, stage in at for before in reads(slot, stage, placed.num_stages)]
             free[rank] = max([free[rank], *ready]) + sum(takes[slot.which] for slot in together)
             done |= {(slot.which, stage, slot.microbatch): free[rank] for slot, stage in at}
         ends.append(max(free))

@@ -22,6 +22,7 @@ from perfsim.strategies.plan import Plan
 from perfsim.strategies.streaming.memory import WEIGHTS, Store, StreamedDevice
 from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Kind, RankGroup, Slots, Template, TensorClass, Work
 from perfsim.work.counts import parameters
+from perfsim.work.graph import compute_stream
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import Kernels, attention_kernels, embedding_kernels, head_kernels, mlp_kernels
 
@@ -326,7 +327,7 @@ class _PassRecorder:
         self, number: int, work: Work, weights: Sequence[int], reads: Sequence[int], after: Sequence[int] = ()
     ) -> list[int]:
         """One task per chunk of the weights; returns the first tensor of each task."""
-        stream = f"{DEVICE}/compute"
+        stream = compute_stream(DEVICE)
         return [self._task(number, work, stream, [chunk, *reads], after) for chunk in weights]
 
 

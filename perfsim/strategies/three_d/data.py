@@ -10,8 +10,8 @@ Under ZeRO 1 a framework may divide whole tensors among the ranks instead (`Stat
 InternEvo of 2023): gradients are all-reduced over all replicas, each rank updates what it owns, and owners
 broadcast it in turn. Before a bucket's reduction the host waits for the reduction of the last bucket but one.
 
-Some parameters may be held by other ranks than the rest, as
-those of experts are; they have replicas of their own, which do the same one after the other.
+The parameters of experts are on other ranks than the rest. They have replicas of their own, whose
+communication follows that of the rest.
 """
 
 from __future__ import annotations
@@ -33,13 +33,20 @@ from perfsim.work.kernels import Kernel, elementwise
 from perfsim.work.layer import cast_kernel
 
 DATA_STREAM = "nccl-data"
+GROUPS_STREAM = "nccl-groups"
+"""The stream of sums over groups that shard."""
 GRADIENTS_SHARDED = 2
 """The ZeRO stage that shards gradients."""
+SHARDED = 3
+"""The ZeRO stage that shards parameters."""
+ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
+IN_FLIGHT = 2
+"""Layers that are unsharded at once (`limit_all_gathers`)."""
 LEAST = 1.0
 """Fewer parameters than one are a rounding error."""
 TENSORS_OF_LAYER = 9
 """Queries, keys, values, output, gate, up, down and two norms; assumed: layers with experts or biases have no
-fewer, and a rank's share of the tensors is that of the parameters."""
+fewer, and a rank has the same share of the tensors as of the parameters."""
 TENSORS_AROUND_LAYERS = 3
 """Embedding, final norm and LM head."""
 OPTIMIZER_LAUNCHES = 24
@@ -54,7 +61,7 @@ def collective(
     *made: TensorClass,
     name: str = "",
     fan_out: int = 1,
-    beside: Kernel | None = None,
+    next_to: Kernel | None = None,
     experts: bool = False,
 ) -> Work:
     """A collective of the ranks of an axis, called by axis and operation unless it has another `name`."""
@@ -69,14 +76,14 @@ def collective(
         group=ranks,
         writes=made,
         fan_out=fan_out,
-        beside=beside,
+        next_to=next_to,
         experts=experts,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Parameters on one rank: most of them, and the parameters that `Replicas.apart` replicate."""
+    """Parameters on one rank: of its experts (`apart`, as in `Replicas`), and all others (`rest`)."""
 
     rest: float = 0.0
     apart: float = 0.0
@@ -169,7 +176,7 @@ class Replicas:
 
     @property
     def gathers_ahead(self) -> bool:
-        """Whether parameters are gathered beside the first forward of the next step."""
+        """Whether parameters are gathered next to the first forward of the next step."""
         shards_optimizer = self.zero_stage in (1, GRADIENTS_SHARDED) and not self.has_owners
         return self.recipe.runtime.overlap_param_gather and shards_optimizer and self.size > 1
 
@@ -246,7 +253,7 @@ class Replicas:
             n_bytes += 4 * summed * whole
         kernel = elementwise("optimizer", n_bytes, launches=OPTIMIZER_LAUNCHES)
         products = update_products(self.recipe, self.model, shard)
-        # The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too.
+        # The cast of a rank's weights to narrow copies, once a step, as if vectors had narrow copies too.
         casts: tuple[Kernel, ...] = ()
         table = self.recipe.narrow_kernels
         if table is not None and PRECISIONS[table.forward].bytes < self.recipe.element_bytes:
@@ -263,8 +270,6 @@ class Replicas:
 
 WAIT = Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))
 """No work: a stream waits for what it reads, such as the parameters of the next step."""
-
-
 NORM = TensorClass("norm", 4.0)
 LOCAL_NORM = Work("gradients.norm", Kind.COMP, "norm", "optimizer", writes=(NORM,))
 """The norm of a rank's gradients. The optimizer's kernels read the gradients for it, so it has no price."""
@@ -306,12 +311,3 @@ def has_owners(runtime: Runtime) -> bool:
     """Whether a rank owns whole tensors under ZeRO 1."""
     states = runtime.states if runtime.stack is None else runtime.stack.states
     return states == "owner_broadcast"
-
-
-SHARDED = 3
-"""The ZeRO stage that shards parameters."""
-ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
-GROUPS_STREAM = "nccl-groups"
-"""Sums over groups that shard."""
-IN_FLIGHT = 2
-"""Layers that are unsharded at once (`limit_all_gathers`)."""

@@ -15,7 +15,7 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.strategies.schedules import SCHEDULES, Held, Placement, Trait, in_flight, schedule_called
+from perfsim.strategies.schedules import SCHEDULES, Peak, Placement, Trait, in_flight, schedule_called
 
 
 class RankColumns(NamedTuple):
@@ -94,9 +94,9 @@ class Division:
     @cached_property
     def chunks(self) -> list[tuple[int, ...]]:
         """Layers of the chunks of every rank."""
-        return [tuple(self.layers[place] for place in places) for places in self.placement.places]
+        return [tuple(map(self.layers.__getitem__, stages)) for stages in self.placement.stages]
 
-    def in_flight(self, rank: int, microbatches: int) -> tuple[Held, ...]:
+    def in_flight(self, rank: int, microbatches: int) -> tuple[Peak, ...]:
         """What a rank holds at its possible peaks."""
         schedule = schedule_called(self.schedule)
         return in_flight(schedule, rank, self.pipeline, self.chunks[rank], microbatches)
@@ -111,7 +111,7 @@ class Division:
     def of_ranks(self) -> list[list[int]]:
         """The layers of every rank in the order of the forward."""
         return [
-            [layer for place in places for layer in self.stages[place]] for places in self.placement.places
+            [layer for stage in stages for layer in self.stages[stage]] for stages in self.placement.stages
         ]
 
     def recomputed(self, every: int) -> Bools:

@@ -27,6 +27,7 @@ from perfsim.strategies.three_d.layers import Attention, Layer, Mlp, TensorGroup
 from perfsim.strategies.three_d.pipeline import StagePass, VirtualStage
 from perfsim.work import EMBEDDING_AND_HEAD, WHOLE_DEVICE, GraphBuilder, RankGroup, Slots, Template, Work
 from perfsim.work.builder import Stamped
+from perfsim.work.graph import compute_stream
 
 ThreeDPlan = Plan[ParallelLayout, FatTree]
 
@@ -43,17 +44,18 @@ class _Stages(NamedTuple):
 def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     """Map a job's layers to the ranks of a layout."""
     division = Division.of(job, layout)
-    places = division.placement
+    placement = division.placement
     kinds = layer_kinds(job.model)
     recomputed = division.recomputed(layout.recompute_every)
     framework = job.runtime.stack
     waits = framework is not None and framework.pass_s > 0
 
     def ranks_to(number: int, next_number: int) -> RankGroup | None:
-        if not 0 <= next_number < len(division.stages) or places.rank(number) == places.rank(next_number):
-            return None
-        rank = places.rank(number)
-        return RankGroup(rank * layout.width, (places.rank(next_number) - rank) * layout.width, 2)
+        """The ends of a message between virtual stages; None within a rank and beyond the pipeline's ends."""
+        rank = placement.rank(number)
+        exists = 0 <= next_number < len(division.stages)
+        hop = placement.rank(next_number) - rank if exists else 0
+        return RankGroup(rank * layout.width, hop * layout.width, 2) if hop else None
 
     def traits(layer: int) -> tuple[LayerKind, Recompute, bool]:
         kind = kinds[layer]
@@ -64,7 +66,7 @@ def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     virtual = []
     alike = []
     for number, stage in enumerate(division.stages):
-        share = RankShare(job, layout, places.rank(number))
+        share = RankShare(job, layout, placement.rank(number))
         is_end = number in (0, len(division.stages) - 1)
         neighbours = ranks_to(number, number + 1), ranks_to(number, number - 1)
         layers = tuple(map(traits, stage))
@@ -85,7 +87,7 @@ def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
         virtual.append(replace(first[like], number=number, first_layer=stage.start))
         alike.append(first[like].number)
     replicas = [
-        RankShare(job, layout, rank).replicas(virtual, places.last_rank) for rank in range(layout.pipeline)
+        RankShare(job, layout, rank).replicas(virtual, placement.last_rank) for rank in range(layout.pipeline)
     ]
     return _Stages(virtual, alike, replicas)
 
@@ -165,7 +167,7 @@ FREED = ("freed0", "freed1", "freed2")
 
 
 @dataclass(frozen=True)
-class _Passes:
+class _Templates:
     """The templates of each pass, one for all virtual stages that are alike."""
 
     written: dict[tuple[Pass, bool], list[Template]]
@@ -195,24 +197,24 @@ class _Passes:
 
 
 def _pipeline_slots(
-    merged: list[Slot], placement: Placement, passes: _Passes, num_microbatches: int
+    merged: list[Slot], placement: Placement, passes: _Templates, num_microbatches: int
 ) -> tuple[Slots, Ints]:
     """All slots of a step, and the slot of each pass, virtual stage and micro-batch."""
     count = placement.num_stages
-    place_of = np.array(placement.places)
+    stage_of = np.array(placement.stages)
     names, *columns, _ = zip(*merged, strict=True)
     passed = np.array([*map(PASSES.index, names)])
     rank, chunk, microbatch = map(np.array, columns)
-    place = place_of[rank, chunk]
-    number = np.full((len(PASSES), count + 1, num_microbatches), -1, dtype=np.int64)  # place -1: none
-    number[passed, place, microbatch] = np.arange(len(merged))
+    stage = stage_of[rank, chunk]
+    number = np.full((len(PASSES), count + 1, num_microbatches), -1, dtype=np.int64)  # stage -1: none
+    number[passed, stage, microbatch] = np.arange(len(merged))
     forward = passed == PASSES.index("F")
     final = np.where(forward, microbatch == 0, microbatch == num_microbatches - 1)
-    template, freed = _templates(passes, passed, rank, place, final)
+    template, freed = _of_slots(passes, passed, rank, stage, final)
 
     def where(which: Pass, source: Pass, shift: int = 0) -> Ints:
         """For slots of pass `which`, the slot of pass `source`, `shift` virtual stages further; else -1."""
-        slots = number[PASSES.index(source), place + shift, microbatch]
+        slots = number[PASSES.index(source), stage + shift, microbatch]
         return np.where(passed == PASSES.index(which), slots, -1)
 
     # A forward reads the activation of the previous virtual stage. A backward reads the gradient of the next
@@ -223,14 +225,14 @@ def _pipeline_slots(
     sources |= {name: (where("B", "F"), name) for name in passes.ports("B")}
     sources |= {name: (freed, name) for name in FREED}
     sources |= {"activation": (activation, "activation"), "gradient": (gradient, "gradient")}
-    return Slots(template, microbatch, sources, passes.later[place]), number
+    return Slots(template, microbatch, sources, passes.later[stage]), number
 
 
-def _templates(passes: _Passes, passed: Ints, rank: Ints, place: Ints, final: Bools) -> tuple[Ints, Ints]:
+def _of_slots(passes: _Templates, passed: Ints, rank: Ints, stage: Ints, final: Bools) -> tuple[Ints, Ints]:
     """The template of each slot, and the latest slot before it on its rank that frees gradient buffers."""
     first = np.array([[passes.first(which, special=kind) for kind in (False, True)] for which in PASSES])
-    usual = first[passed, 0] + passes.of_stage[place]
-    special = first[passed, 1] + passes.of_stage[place]
+    usual = first[passed, 0] + passes.of_stage[stage]
+    special = first[passed, 1] + passes.of_stage[stage]
     frees = np.array(["freed0" in template.outputs for template in passes.templates])
     template = np.where(final, special, usual)
     freed = np.full(len(passed), -1, dtype=np.int64)
@@ -293,7 +295,7 @@ class StepWriter:
             self._update(gradients, final=step == steps - 1)
             self.builder.end_step()
 
-    def _passes(self) -> _Passes:
+    def _passes(self) -> _Templates:
         """The templates of all passes; the last pass reduces gradients where reductions overlap."""
         stages, replicas = self.stages.virtual, self.stages.replicas
         distinct, of_stage = np.unique(self.stages.alike, return_inverse=True)
@@ -320,7 +322,7 @@ class StepWriter:
         if self.overlap:
             templates[self.last_pass, True] = last(reduces=True)
         later = first_layer - first_layer[distinct][of_stage]
-        return _Passes(templates, of_stage, later, follows)
+        return _Templates(templates, of_stage, later, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, slots: Ints) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""
@@ -369,7 +371,7 @@ class StepWriter:
         """Update the parameters of every rank with clipped gradients, and all-gather them under ZeRO."""
         norm = self._norm(gradients)
         for replicas, reduced in zip(self.stages.replicas, gradients, strict=True):
-            compute = f"{replicas.device}/compute"
+            compute = compute_stream(replicas.device)
             updated = self.builder.task(replicas.optimizer_work(), compute, [*reduced, *norm]).tensor
             if self.gathers_ahead:
                 if not final:  # the next step's gathers wait for the update

@@ -145,11 +145,11 @@ class ExpertGroup(Half):
         if which == "recompute" and not self.repeats_whole:
             return self.again
         works = self.parts(which)
-        beside = [] if works.shared is None else [works.shared]
-        return works.begin, *self.to_experts, *beside, works.experts, *self.from_experts, works.end
+        shared = [] if works.shared is None else [works.shared]
+        return works.begin, *self.to_experts, *shared, works.experts, *self.from_experts, works.end
 
     def host_works(self, begin: Work) -> list[Work]:
-        """What the host does beside the device, from the counts of rows to the end of the block."""
+        """What the host does next to the device, from the counts of rows to the end of the block."""
         done = TensorClass("launched", 0.0)
         return [replace(begin, name=WAIT_OF_EXPERTS, kernels=(), writes=(done,))] if self.waits else []
 
@@ -178,14 +178,14 @@ class ExpertGroup(Half):
         waits = [at.task(work, host, [first]) for work in self.host_works(works.begin)]
         for work in self.to_experts:
             rows = at.task(work, stream, [rows])
-        beside = []
+        shared = []
         if works.shared is not None:
-            beside = [self._task(at, works.shared, [first]).output]
+            shared = [self._task(at, works.shared, [first]).output]
         made = self._task(at, works.experts, [rows, *reads])
         rows = made.output
         for work in self.from_experts:
             rows = at.task(work, stream, [rows])
-        return self._task(at, works.end, [rows, *reads, *beside, *waits]), made
+        return self._task(at, works.end, [rows, *reads, *shared, *waits]), made
 
     def _exchange(self, name: str, op: str) -> list[Work]:
         """Rows to ranks with other experts or back: `op` where all ranks get all tokens, else all-to-all."""

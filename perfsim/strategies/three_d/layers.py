@@ -28,6 +28,7 @@ from perfsim.strategies.three_d.data import SHARDED, collective
 from perfsim.work import Kind, RankGroup, Template, TensorClass, Work, layer
 from perfsim.work.builder import InBlock
 from perfsim.work.counts import attention_weight_input_bytes, layer_activation_bytes, mlp_weight_input_bytes
+from perfsim.work.graph import compute_stream
 from perfsim.work.kernels import Kernel, LayerSlice
 
 # How unevenly tokens are routed to the ranks that hold experts, and what a capacity limits of it.
@@ -113,7 +114,6 @@ def head_positions(job: Job, context: int) -> int:
     return (job.recipe.lm_head_positions or job.recipe.seq_length) // context
 
 
-COMPUTE = "compute"
 Forward = Literal["forward", "recompute"]
 Backward = Literal["backward", "dgrad"]
 """A backward, or its input gradients where the schedule splits it."""
@@ -169,7 +169,7 @@ class Half:
 
     @property
     def compute(self) -> str:
-        return f"{self.device}/{COMPUTE}"
+        return compute_stream(self.device)
 
     @property
     def divided(self) -> bool:
@@ -278,7 +278,7 @@ class TensorGroup:
 
     @property
     def compute(self) -> str:
-        return f"{self.device}/{COMPUTE}"
+        return compute_stream(self.device)
 
     def write(self, template: Template, tensor: int, works: Sequence[Work]) -> int:
         """Collectives of a tensor one after the other; returns what the last makes."""
@@ -317,9 +317,9 @@ class TensorGroup:
             moved = made.n_bytes if n_bytes is None else n_bytes
             if op == "all_gather" and product:
                 moved = layer.gathered_bytes(self.part, product)
-            beside = _product(self.part, product) if self.overlaps and product else None
+            next_to = _product(self.part, product) if self.overlaps and product else None
             self._works[op, product, n_bytes] = collective(
-                "tensor", op, moved, self.ranks, made, beside=beside
+                "tensor", op, moved, self.ranks, made, next_to=next_to
             )
         return self._works[op, product, n_bytes]
 

@@ -8,7 +8,7 @@ It rewrites the graph of a plan without offload:
   of gradients, updates and copies of parameters follow one another piece by piece.
 - Parameters of ZeRO 3 are copied to the device before they are gathered (or used, by a single rank), with two
   copies ahead. Updated parameters then stay where they are.
-- What a layer keeps for its backward leaves after its forward, and comes back beside the backward of the
+- What a layer keeps for its backward leaves after its forward, and comes back next to the backward of the
   layer after the next. No layer begins before the second before it has left.
 
 Copies have a stream for each direction, and the CPU has one for the rank's updates.
@@ -43,6 +43,7 @@ from perfsim.work import (
     TensorClass,
     Work,
 )
+from perfsim.work.graph import computes
 from perfsim.work.kernels import elementwise
 from perfsim.work.repeat import repeated
 
@@ -142,8 +143,8 @@ def _by_repetition(plan: ThreeDPlan, whole: TaskGraph) -> TaskGraph | None:
     """The same from graphs of few micro-batches; None where these do not repeat, or are hardly fewer.
 
     Two comparisons prove that they repeat: `whole` is the graph of few micro-batches with a run of tasks
-    repeated, and one more run makes the rewritten graph of few that of more. What offload adds to a task
-    depends on the latest tasks alone, so further runs add the same.
+    repeated, and a rewritten graph with one more run repeated is the rewritten graph of more. What offload
+    adds to a task depends on the latest tasks alone, so further runs add the same.
     """
     for period, begin in REPEATS:
         run = period * plan.layout.pipeline
@@ -207,7 +208,7 @@ class _Rewriter:
         handles = self._task(task.work, task.stream, reads, after, task)
         self.tasks.append(handles[0])
         self.tensors += range(handles[1], handles[1] + len(task.writes))
-        if task.stream.endswith("/compute"):
+        if computes(task.stream):
             device.computed = handles[0]
             if task.work.op.endswith(".forward"):
                 device.blocks[task.block] = None
@@ -314,8 +315,6 @@ class _Rewriter:
 
 MANY = 1e9
 """Parameters of the works from which the seconds of one parameter are taken."""
-
-
 Estimate = Callable[[Priced, Ints], Floats]
 """Step time of chosen layouts with all states on their devices, without an update that is on the host."""
 
@@ -337,7 +336,7 @@ def _offloaded_s(priced: Priced, columns: Columns, base: Floats) -> Floats:
 
         step = passes + update on the host
         forward = max(compute, copies of parameters)
-        backward = max(compute, copies of parameters, copies of gradients but the two beside the next forward)
+        backward = max(compute, copies of parameters, copies of gradients but two that the next forward hides)
         update of n pieces = s + u + l + (n - 1) max(s, u, l)
 
     s, u and l are the seconds to copy the gradients of a piece, to update it and to copy its parameters.
@@ -377,9 +376,9 @@ def _offloaded_s(priced: Priced, columns: Columns, base: Floats) -> Floats:
     backward = pass_s - forward
     longer = np.maximum.reduce([forward, loaded, kept])
     last = stored / pieces
-    beside = np.minimum(IN_FLIGHT * last, longer)  # copies of gradients that end beside the next forward
-    bound = stored - beside > backward
-    waits = longer + np.maximum.reduce([backward, loaded + kept, stored - beside]) - pass_s
+    hidden = np.minimum(IN_FLIGHT * last, longer)  # copies of gradients that end during the next forward
+    bound = stored - hidden > backward
+    waits = longer + np.maximum.reduce([backward, loaded + kept, stored - hidden]) - pass_s
     waits = waits + kept / job.model.num_layers  # the last layer's return
     tail = np.where(bound, IN_FLIGHT * last, last)
     return np.asarray(base + microbatches * (waits + loaded / pieces) + tail + updated)

@@ -47,7 +47,7 @@ def path_steps_s(priced: Priced, chosen: Ints) -> Floats:
         _, backward_s, weights_s = steps.pass_times()
         reduction_s = steps.reduction_s(backward_s + weights_s)
         update_s += np.where(steps.columns.zero < GRADIENTS_SHARDED, reduction_s, 0.0)
-        passes = _Passes.of(priced.job, steps, priced.topology.devices_per_node)
+        passes = _PassSeconds.of(priced.job, steps, priced.topology.devices_per_node)
         paths_s = [
             _step_s(priced.job, steps, passes, row, end_s) for row, end_s in enumerate(update_s.tolist())
         ]
@@ -55,7 +55,7 @@ def path_steps_s(priced: Priced, chosen: Ints) -> Floats:
     return seconds
 
 
-class _Passes(NamedTuple):
+class _PassSeconds(NamedTuple):
     """Seconds of the passes of layouts; virtual stages and layers are in the order of the forward.
 
     Layouts with fewer stages repeat their last one, without layers.
@@ -83,7 +83,7 @@ class _Passes(NamedTuple):
     """Reducing the gradients of embedding and LM head of every stage under ZeRO 2."""
 
     @classmethod
-    def of(cls, job: Job, steps: Steps, node: int) -> _Passes:
+    def of(cls, job: Job, steps: Steps, node: int) -> _PassSeconds:
         """The passes of layouts on nodes of so many devices."""
         columns = steps.columns
         prices = steps.passes
@@ -152,7 +152,7 @@ class _Passes(NamedTuple):
         )
 
 
-def _step_s(job: Job, steps: Steps, passes: _Passes, row: int, update_s: float) -> float:
+def _step_s(job: Job, steps: Steps, passes: _PassSeconds, row: int, update_s: float) -> float:
     """Seconds of a step of one layout, with an update of so many on every rank after its reductions."""
     present_limits().in_time(lambda: "the passes of layouts were being followed")
     columns = steps.columns
@@ -199,8 +199,8 @@ def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> tup
     """The passes of a step, rank by rank in the order of each, as `_follow` takes them.
 
     The first pass of every rank and the count of all; pass, virtual stage and micro-batch of each, and
-    whether it is joined to another; and the passes, virtual stages and micro-batches of which a place in a
-    table is kept.
+    whether it is joined to another; and the shape of a table of all passes, virtual stages and
+    micro-batches.
     """
     row = schedule_called(schedule)
     orders = row.orders(pipeline, virtual, microbatches)
@@ -210,9 +210,9 @@ def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> tup
     passes = np.array([*map(_PASSES.__getitem__, which)], dtype=np.int32)
     rank, chunk, microbatch, joined = (np.array(column, dtype=np.int32) for column in columns)
     joined[1:] += joined[:-1]
-    place = np.array(placement.places, dtype=np.int32)[rank, chunk]
+    stage = np.array(placement.stages, dtype=np.int32)[rank, chunk]
     start = np.cumsum([0, *map(len, orders)], dtype=np.int32)
-    return start, passes, place, microbatch, joined, (len(_PASSES), placement.num_stages, microbatches)
+    return start, passes, stage, microbatch, joined, (len(_PASSES), placement.num_stages, microbatches)
 
 
 @cache
@@ -230,11 +230,11 @@ def _follow(
 ) -> int:
     """Follow all passes in an `_order` of them, and return how many can never begin.
 
-    `of_row` are the columns of `_Passes` from `first` on, for one layout. `how` says which pass reduces
+    `of_row` are the columns of `_PassSeconds` from `first` on, for one layout. `how` says which pass reduces
     layers (0: none) under ZeRO 2, whether parameters are sharded, and whether reductions overlap. `ends` has
     when each rank begins, and then when it has reduced all gradients.
     """
-    start, which, place, microbatch, joined, shape = order
+    start, which, stage, microbatch, joined, shape = order
     first, begin_s, layer_s, hidden_s, redone_s, end_s, hop_s, replica_s, reduce_ends_s = of_row
     reduces, sharded, overlaps = how
     gather_s, gather_ends_s, reduce_s, reduce_both_s, across_s, across_both_s = replica_s
@@ -254,7 +254,7 @@ def _follow(
         for on in range(len(ends)):
             while reached[on] < start[on + 1]:
                 kind = which[reached[on]]
-                at = place[reached[on]]
+                at = stage[reached[on]]
                 batch = microbatch[reached[on]]
                 read_s = 0.0
                 if kind == WEIGHTS:
@@ -264,7 +264,7 @@ def _follow(
                 elif at > 0:
                     read_s = arrivals[FORWARD, at - 1, batch]
                 if joined[reached[on]] and kind == FORWARD:  # it begins with the backward behind it
-                    behind = place[reached[on] + 1]
+                    behind = stage[reached[on] + 1]
                     other = microbatch[reached[on] + 1]
                     of_loss = behind == last
                     other_s = arrivals[FORWARD if of_loss else BACKWARD, behind + 1 - of_loss, other]

@@ -160,10 +160,10 @@ class _PassPrices(NamedTuple):
     """The way of rows to experts, next to which shared experts run."""
     exchanged: Floats
     """That way and the way back."""
-    beside: Floats
+    shared: Floats
     """Shared experts, forward."""
-    beside_backward: Floats
-    beside_inputs: Floats
+    shared_backward: Floats
+    shared_inputs: Floats
 
 
 _OF_LAYERS = _PassPrices._fields.index("embedding_forward")
@@ -350,7 +350,7 @@ class Passes:
         ring, ring_backward = _rings_s(self._ranks, prices)
         hidden, hidden_backward, hidden_inputs = (
             np.minimum(shared, prices.dispatched)
-            for shared in (prices.beside, prices.beside_backward, prices.beside_inputs)
+            for shared in (prices.shared, prices.shared_backward, prices.shared_inputs)
         )
         waits = np.maximum(0.0, prices.host - (prices.hosted - hidden))
         hidden_backward = np.where(splits, hidden_inputs, hidden_backward)
@@ -439,14 +439,14 @@ class Passes:
         for mode in np.unique(modes[~_REPEATS_EXPERTS[modes] & (modes > 0)]).tolist():
             where = has_experts & (modes == mode)
             self._terms.add((*routed, *divided), partial(_apart_terms, job, MODES[mode]), where)
-        beside = {"forward": ("beside",), "backward": ("beside_backward",), "dgrad": ("beside_inputs",)}
+        apart = {"forward": ("shared",), "backward": ("shared_backward",), "dgrad": ("shared_inputs",)}
         predicts = np.array([kind.mtp for kind in kinds_of(job.model)])[number]
         for which, roles, where in runs:
             if which != "recompute":
                 head = partial(_further_head_terms, job, which, roles)
                 self._terms.add(degrees[:4], head, where & predicts)
             self._terms.add(routed, partial(_router_terms, job, which, roles), where)
-            shared = (*roles, *beside.get(which, ()))
+            shared = (*roles, *apart.get(which, ()))
             self._terms.add(degrees[:4], partial(_shared_terms, job, which, shared), where)
             self._terms.add((*routed, *divided), partial(_routed_terms, job, which, roles), where)
         self._terms.add((number, *degrees), partial(_weights_terms, job), has_experts & split)
@@ -538,7 +538,7 @@ class _DataPrices(NamedTuple):
     """Summing the shards of a layer's gradients over groups, on a stream of its own (ZeRO 3)."""
     across_both: Floats
     ahead_bucket: Floats
-    """Gathering a bucket of parameters beside forwards."""
+    """Gathering a bucket of parameters next to forwards."""
     ahead_ends: Floats
     """The same for the embedding, with which they begin."""
     tie: Floats

@@ -9,7 +9,7 @@ import pytest
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.costs.gpu import GpuCosts, GpuKernels
-from perfsim.engine import Beside, simulate
+from perfsim.engine import Slowdown, simulate
 from perfsim.network import FatTree
 from perfsim.specs.calibration import FrameworkCalibration, NarrowGemmConstants
 from perfsim.testing import toys
@@ -88,7 +88,7 @@ def test_a_device_without_a_narrow_peak_refuses_it() -> None:
         prices(precision="nvfp4")
 
 
-def gather(beside: Kernel | None = None) -> Work:
+def gather(next_to: Kernel | None = None) -> Work:
     return Work(
         "tensor.all_gather",
         Kind.COMM_COLL,
@@ -97,7 +97,7 @@ def gather(beside: Kernel | None = None) -> Work:
         comm_bytes=1e8,
         group=RankGroup(0, 1, 4),
         writes=(TensorClass("hidden", 1e8),),
-        beside=beside,
+        next_to=next_to,
     )
 
 
@@ -122,7 +122,7 @@ def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(row
     durations = np.array([exchange_s if work.op == "all_gather" else chunk_s for work in graph.works])
     taken = np.array([costs.taken(work) for work in graph.works])
     bound = np.array([costs.bound(work) for work in graph.works])
-    run = simulate(graph, durations[graph.work], beside=Beside(taken, bound))
+    run = simulate(graph, durations[graph.work], slowdown=Slowdown(taken, bound))
     assert costs.duration_s(gather(whole)) == pytest.approx(
         float(run.end_s.max()) - costs.kernel_s(whole), rel=1e-6
     )

@@ -7,7 +7,7 @@ import pytest
 
 from perfsim.base.errors import DeadlockError
 from perfsim.costs.price import MOST_TAKEN
-from perfsim.engine import Beside, Flow, critical_path, simulate
+from perfsim.engine import Flow, Slowdown, critical_path, simulate
 from perfsim.engine.tables import excess
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
@@ -77,14 +77,14 @@ def pair() -> TaskGraph:
     return builder.build()
 
 
-def beside(taken: tuple[float, float] = (UNITS, MEMORY), bound: tuple[float, float] = BOUND) -> Beside:
-    return Beside(np.array([(0.0, 0.0), taken, (0.0, 0.0)]), np.array([(0.0, 0.0), (0.0, 0.0), bound]))
+def beside(taken: tuple[float, float] = (UNITS, MEMORY), bound: tuple[float, float] = BOUND) -> Slowdown:
+    return Slowdown(np.array([(0.0, 0.0), taken, (0.0, 0.0)]), np.array([(0.0, 0.0), (0.0, 0.0), bound]))
 
 
 def test_a_hidden_second_costs_g_over_one_plus_g() -> None:
     durations = np.array([1.0, 2.0, 8.0])
     longer = BOUND[0] * UNITS / (1 - UNITS) + BOUND[1] * MEMORY / (1 - MEMORY)
-    run = simulate(pair(), durations, beside=beside())
+    run = simulate(pair(), durations, slowdown=beside())
     free = simulate(pair(), durations)
     assert run.end_s[2] == pytest.approx(9.0 + 2.0 * longer / (1 + longer), rel=1e-9)
     assert run.end_s[1] == 3.0, "the communication itself is not slowed"
@@ -99,7 +99,7 @@ def test_a_message_slows_the_device_that_receives_it() -> None:
     builder.task(toys.transfer("send", RankGroup(0, 1, 2)), "gpu0/send", [first])
     builder.task(toys.compute("forward"), "gpu1/compute", [first])
     graph = builder.build()
-    run = simulate(graph, np.array([1.0, 2.0, 8.0]), beside=beside())
+    run = simulate(graph, np.array([1.0, 2.0, 8.0]), slowdown=beside())
     assert run.end_s[2] > 9.0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.machines import build_topology, costs_for
-from perfsim.prediction.disturbed import perturbed
+from perfsim.prediction.perturbed import perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.run import Evaluation, evaluate

@@ -4,14 +4,14 @@ import pytest
 
 from perfsim.proof.prove import Request, prove_all
 from perfsim.strategies import strategy
-from perfsim.strategies.schedules import Schedule, StageOrder
+from perfsim.strategies.schedules import RankOrder, Schedule
 from perfsim.testing import PROMISES, BrokenPromise, cases_for
 
 
-def off_by(order: StageOrder, more: int) -> StageOrder:
+def off_by(order: RankOrder, more: int) -> RankOrder:
     """The order of a rank in which every forward is earlier by `more` forwards than it was."""
     forwards = [slot for slot in order if slot.which == "F"]
-    wrong: StageOrder = []
+    wrong: RankOrder = []
     begun = before = 0
     for slot in order:
         if slot.which == "F":
@@ -31,7 +31,7 @@ def test_a_proof_and_check_strategy_find_a_warm_up_that_is_one_too_short_or_too_
     """The graph is in another order than the one over which memory is counted."""
     right = Schedule.orders
 
-    def wrong(schedule: Schedule, *sizes: int) -> list[StageOrder]:
+    def wrong(schedule: Schedule, *sizes: int) -> list[RankOrder]:
         orders = right(schedule, *sizes)
         return [off_by(order, more) for order in orders] if schedule.name == name else orders
 

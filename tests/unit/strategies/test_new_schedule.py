@@ -4,10 +4,10 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import GraphError
-from perfsim.strategies.schedules import SCHEDULES, Schedule, Slot, StageOrder
+from perfsim.strategies.schedules import SCHEDULES, RankOrder, Schedule, Slot
 
 
-def order(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+def order(rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
     """1F1B with one more forward in the warm-up of every rank."""
     warm_up = min(pipeline - rank, microbatches)
     slots = [Slot("F", rank, 0, number) for number in range(warm_up)]

@@ -1,17 +1,18 @@
-"""Steps that are not as planned: slow devices, slow or dead links, and jitter."""
+"""Steps that are not as planned: slow devices, slow or dead links, and jitter, drawn from one seed."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from perfsim.base.arrays import Bools, Floats, Ids
 from perfsim.base.errors import InputError
-from perfsim.engine import failures
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import MOST_TASKS, Placed, place
 from perfsim.network import Topology
 from perfsim.prediction.run import Evaluation, Perturbed
 from perfsim.specs.perturbations import PerturbationSpec
+from perfsim.work import Kind, TaskGraph
 
 ALIKE = "all replicas have the same jitter, as separate ones are too many tasks: a lower bound"
 
@@ -33,7 +34,7 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     draws_s = tuple(drawn.step_time_s for drawn, _ in draws)
     note = ALIKE if spec.jitter and not apart else ""
     summary = Perturbed(spec.text, evaluation.step_time_s, draws_s, len(trace.graph), note)
-    return replace(evaluation, trace=trace, disturbed=placed, perturbed=summary)
+    return replace(evaluation, trace=trace, perturbed_placed=placed, perturbed=summary)
 
 
 def _draw(
@@ -58,7 +59,43 @@ def _draw(
     placed = place(folded, topology, marks=marks)
     graph = placed.graph
     step = replace(evaluation.step, placed=placed)
-    duration_s = failures.with_stragglers(graph, step.duration_s, placed.rank, factors)
+    duration_s = with_stragglers(graph, step.duration_s, placed.rank, factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
-    duration_s = failures.with_jitter(graph, duration_s, spec.jitter, peers, rng)
+    duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
     return step.run(duration_s), placed
+
+
+def _computes(graph: TaskGraph) -> Bools:
+    """Which tasks are computation, which a slow device slows down."""
+    return np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
+
+
+def with_stragglers(graph: TaskGraph, duration_s: Floats, ranks: Ids, factors: Mapping[int, float]) -> Floats:
+    """Durations where rank r computes `factors[r]` times as long; `ranks` has one entry per task."""
+    if not factors:
+        return duration_s
+    slow_ranks = np.array(list(factors))
+    factor = np.ones(int(max(ranks.max(initial=0), slow_ranks.max())) + 1)
+    factor[slow_ranks] = list(factors.values())
+    return np.where(_computes(graph) & (ranks >= 0), duration_s * factor[np.maximum(ranks, 0)], duration_s)
+
+
+def with_jitter(
+    graph: TaskGraph, duration_s: Floats, sigma: float, together: Ids, rng: np.random.Generator
+) -> Floats:
+    """Durations with lognormal noise of mean 1 on every computation.
+
+    `together` is how many of the ranks behind each task synchronise right after it, as tensor peers do:
+    the slowest of that many draws counts. Sigma 0 changes nothing.
+    """
+    if not sigma:
+        return duration_s
+    tasks = np.flatnonzero(_computes(graph))
+    worst = np.full(len(tasks), -np.inf)
+    counts = together[tasks]
+    for number in range(int(counts.max(initial=0))):
+        drawn = rng.standard_normal(len(tasks))
+        np.maximum(worst, drawn, out=worst, where=counts > number)
+    noisy = duration_s.copy()
+    noisy[tasks] *= np.exp(sigma * worst - sigma**2 / 2)  # the shift makes the mean of one draw 1
+    return noisy
