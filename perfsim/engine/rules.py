@@ -36,7 +36,7 @@ class Sharing(NamedTuple):
 
     @classmethod
     def of(cls, tables: Tables) -> Sharing:
-        """Those of no flow."""
+        """The links before any flow."""
         links = np.zeros(len(tables.capacity), dtype=np.bool_)
         flows = np.zeros(len(tables.bytes_per_s), dtype=np.int64)
         return cls(

@@ -202,7 +202,7 @@ class ExecutionTrace:
         ]
         inside: dict[int, NDArray[np.bool_]] = {}
         for rank in sorted({rank for of_stream in owners for rank in of_stream}):
-            # Devices that all ranks share (MemoryX) are in each trace, a collective in those of its group.
+            # Devices that all ranks share (MemoryX) are in all traces, a collective in those of its members.
             on_stream = np.array([not mine or rank in mine for mine in owners])
             joint = np.array([rank in group for group in groups])
             inside[rank] = on_stream[graph.stream] | joint[graph.work]

@@ -52,7 +52,7 @@ IN_CASE = {
     "model.experts in model": "top_k num_experts=experts ffn_hidden_size=moe_ffn_hidden_size "
     "shared_ffn_hidden_size=shared_expert_ffn first_dense_layers=dense_layers interval=moe_layer_interval",
 }
-"""Fields of ours in a section of a case of measured steps, with its name for them where it is another."""
+"""Our fields by the section of a case of measured steps that has them: `ours`, or `ours=theirs`."""
 CASE = {
     f"{owner}.{name}": f"{section}.{other or name}"
     for (owner, _, section), names in ((parts.split(), names) for parts, names in IN_CASE.items())
@@ -63,7 +63,7 @@ CASE_WORDS: Mapping[str, Mapping[Any, Any]] = {
     "recipe.dispatcher": {"all_to_all": "alltoall", "all_gather": "allgather"},
     "recipe.routing": {"balanced": True},
 }
-"""Their values that have another word there."""
+"""Our values that have another word in a case."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class Nearest:
         layers, hidden, heads = (model[name] for name in ("num_layers", "hidden_size", "num_attention_heads"))
         width = model["head_dim"] or hidden // heads
         groups = model["num_query_groups"] or heads
-        mlp_bias = model["bias"]  # the attention's bias is that of queries, keys and values
+        mlp_bias = model["bias"]  # `attention_bias` means queries, keys and values
         qkv_bias = mlp_bias if model["attention_bias"] is None else model["attention_bias"]
         latent = model["latent_attention"]
         experts = model["experts"] if any(beyond.expert_layers) else None
@@ -136,7 +136,7 @@ class Nearest:
             alone = "query, key and value" if qkv_bias else "the attention output"
             lacking[f"biases of {alone} alone"] = layers * hidden * (output_bias - qkv_bias)
         elif qkv_bias:
-            # Biases of the projections to the latents and of the output, not of those from the latents.
+            # Projections to the latents and to the output have biases, projections from the latents none.
             outputs = 2 * latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"] + latent["v_head_dim"]
             lacking["biases behind the latents"] = -layers * heads * outputs
         shared_norm = beyond.norms == 1 and experts is None

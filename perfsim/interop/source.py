@@ -209,7 +209,7 @@ class Settings:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What was read of a recipe and its runtime; sequences are those of the model where no key tells."""
+        """What was read of a recipe and its runtime; without a key, sequences are as long as the model's."""
         recipe = self.part("recipe") | self.part("runtime")
         if longest := self.ours.get("model.max_position_embeddings"):
             recipe.setdefault("seq_length", longest)

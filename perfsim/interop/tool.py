@@ -61,7 +61,7 @@ class Reading:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Gaps of the model and of the rest, those first that change the model."""
+        """All gaps; those that change the model come first."""
         of_model = [] if self.model is None else self.model.gaps()
         return tuple(sorted([*of_model, *self.settings.gaps], key=lambda gap: not gap.changes_model))
 

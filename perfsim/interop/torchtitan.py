@@ -284,7 +284,7 @@ def _assigned(source: Source, text: str) -> Any:
 
 
 def _literals(path: str, node: ast.expr) -> dict[str, Any]:
-    """A literal, or those of the keywords of a call and of the calls inside it, by dotted path."""
+    """A literal, or the literals of all keywords of a call and of the calls inside it, by dotted path."""
     values: dict[str, Any] = {}
     if isinstance(node, ast.Call):
         for keyword in node.keywords:

@@ -138,7 +138,7 @@ def precision_class(precision: str) -> str:
 
 
 def alone(name: str, families: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether no other of some families has a device of this one; of one family alone nothing is said."""
+    """Whether a family is the only one on its devices; False where there is no other family at all."""
     others = [family for other, family in families.items() if other != name]
     devices = set(families[name]["constants"])
     return bool(others) and all(devices.isdisjoint(family["constants"]) for family in others)

@@ -59,7 +59,7 @@ class _Screened:
 
 
 class Search:
-    """The layouts of a question and its rank, screened; PlanError says why none, `advised` what is near."""
+    """The screened layouts of a question. PlanError says why it has none; `advised`, also what is near."""
 
     def __init__(self, question: Question, *, advised: bool = True) -> None:
         present_limits().in_time(lambda: f"no layout screened yet on {question.label}")
@@ -125,7 +125,7 @@ class Search:
         return other
 
     def ranks(self, best: Evaluation) -> tuple[Ranked, ...]:
-        """The proven layout and the fastest, where `best` is that of the question's rank; none on wafers."""
+        """The best proven layout and the best of all, one of which is `best`; none on wafers."""
         if not isinstance(best.plan.layout, ParallelLayout):
             return ()
         runs = dict.fromkeys(get_args(Rank), best)
@@ -139,7 +139,7 @@ class Search:
 
     @cached_property
     def _listed(self) -> NDArray[np.intp]:
-        """Indices of the layouts that the closed form puts first, of all and of those within the limit."""
+        """Indices of the layouts that the closed form puts first, among all and within the memory limit."""
         share = self.screening.memory_share
         first = np.argsort(self.screening.estimate_s, kind="stable")
         within = first[share[first] <= self.question.allowed_share]
@@ -147,7 +147,7 @@ class Search:
 
     @cached_property
     def estimate_s(self) -> Floats:
-        """Step time of every layout: of those listed by the longest path, of others in closed form."""
+        """Step time of every layout: listed layouts by the longest path, others in closed form."""
         if self.screening.closer is None:
             return self.screening.estimate_s
         estimates = self.screening.estimate_s.copy()
@@ -187,8 +187,7 @@ class Search:
 def confirmed(searched: Search, *, to_beat: Evaluation | None = None) -> Iterator[Evaluation]:
     """Simulated plans, each faster than all before it: the last is the fastest.
 
-    `to_beat` is one that is simulated already, and comes first.
-
+    `to_beat` is a plan that was simulated before; it comes first.
     Plans are simulated in the order of their estimates, corrected by what layouts of their kind took, until
     the rest cannot be faster than the best, given the error of the closed form, or until `MOST_CONFIRMED` are
     done. Times are those to be expected of layouts as novel as each (`risk.expected`). The longest path is a
@@ -271,7 +270,7 @@ def _planned(question: Question, layout: Layout, *, check_memory: bool = True) -
 
 
 def plan_of(question: Question) -> Plan:
-    """The plan of the given layout, or the fastest. Raises as these do."""
+    """The plan of the given layout, or the fastest. Raises LayoutError, MemoryCapacityError or PlanError."""
     layout = question.given_layout
     if layout is None:
         return best_plan(question).plan

@@ -467,7 +467,7 @@ def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
     from perfsim.catalog import default_catalog
     from perfsim.specs.stacks import RUNTIMES, of_2021, usual_stack
 
-    # Of a day the line of Megatron-LM has the newest runtime; those of one maker may not have existed.
+    # On a day (`as_of`) the line of Megatron-LM counts, since a maker's own stack may not have existed yet.
     part = question.system.device
     device = "" if question.as_of else part.generation or part.name
     precision = question.recipe.precision

@@ -55,7 +55,7 @@ families, with sqrt(runs) as weights, times n / (n + 3) (`tests/regret`, which c
 
 
 class Kind(NamedTuple):
-    """What published runs have in common, and the degrees of those that are like them."""
+    """What some published runs have in common, and the range of their degrees."""
 
     experts: bool
     """Whether their models have experts; a layout is compared with models of its own sort."""
@@ -185,12 +185,12 @@ def points_of(screening: Screening, job: Job, device: DeviceSpec) -> Ints:
 
 
 def expected(points: Ints) -> Floats:
-    """Measured over predicted step to be expected of layouts with so many points."""
+    """The ratio of measured to predicted step that is expected of layouts with so many points."""
     return np.array(EXPECTED)[np.minimum(points, len(EXPECTED) - 1)]
 
 
 def weight_of(plan: Plan) -> float:
-    """The same of a plan; 1 on wafers, whose layouts have no kinds."""
+    """The expected ratio of a plan; 1 on wafers, whose layouts have no kinds."""
     if not isinstance(plan.layout, ParallelLayout):
         return 1.0
     return float(expected(Novelty.of([plan.layout], plan.job, plan.system.device).points)[0])
@@ -198,7 +198,7 @@ def weight_of(plan: Plan) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The fastest layout of a question, of those that are proven or of all."""
+    """The fastest layout of a question, among proven layouts or among all."""
 
     rank: Rank
     """Whether it is the fastest of the proven or of all."""

@@ -43,7 +43,7 @@ class At:
     task: Task
     step: int
     ahead: int
-    """By how many tokens the inputs of its module are later; 0 if it is of none."""
+    """How many tokens later the inputs of its multi-token module are; 0 outside modules."""
     mode: str
     """The recompute mode of its layer; `operators` where selective is by operator."""
     rank: int
@@ -255,7 +255,7 @@ def _block(at: At, operation: Operation) -> Made:
         # Attend to one more block: largest score, sum of exponentials, and sum of weighted values so far.
         pair, *earlier = at.operands[1:]
         before = earlier[0] if earlier else None
-        made = operations.scores(block.values["q"], pair["k"], (share.places, pair["places"]), share)
+        made = operations.scores(block.values["q"], pair["k"], (share.positions, pair["positions"]), share)
         most = made.max(axis=-1, keepdims=True)
         if before:
             most = np.maximum(most, before["most"])
@@ -272,7 +272,7 @@ def _block(at: At, operation: Operation) -> Made:
         block.values[name] = at.arrived(name)
     count = block.values["q"].shape[operations.HEADS]
     first = at.rank // share.tensor.of % (share.heads // count) * count
-    given = {"places": tuple(range(share.seq_length)), "first_head": first}
+    given = {"positions": tuple(range(share.seq_length)), "first_head": first}
     block.forward(operation.parts, at.w, share, given)
     return [{"context": block.values["context"]}], []
 
@@ -280,7 +280,7 @@ def _block(at: At, operation: Operation) -> Made:
 def own_pair(block: operations.Block, share: Share) -> Tensor:
     """The keys and values of a rank itself, and their positions."""
     made = block.parts["heads"].makes
-    return {"k": made["k"].value, "v": made["v"].value, "places": share.places}
+    return {"k": made["k"].value, "v": made["v"].value, "positions": share.positions}
 
 
 def _output(at: At, operation: Operation) -> Made:
@@ -306,7 +306,7 @@ def _block_backward(at: At, operation: Operation) -> Made:
     q = block.parts["heads"].makes["q"].value
     pair = later[0] if later else own_pair(block, at.share)
     d = first["context"]
-    made = operations.scores(q, pair["k"], (at.share.places, pair["places"]), at.share)
+    made = operations.scores(q, pair["k"], (at.share.positions, pair["positions"]), at.share)
     delta = (d * inner.context).sum(axis=-1, keepdims=True)
     p = np.exp(made - inner.log_sum)
     d_q, d_k, d_v = operations.core_gradients(p, d, (q, pair["k"], pair["v"]), at.share, delta)

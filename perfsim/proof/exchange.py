@@ -29,7 +29,7 @@ def _ring_shift(work: Work, shares: Sequence[Share], values: Sequence[Values]) -
         message: Tensor = {}
         if "keys_values" in contents:
             pair = own_pair(source["saved"], share) if "saved" in source else source
-            message = {name: pair[name] for name in ("k", "v", "places")}
+            message = {name: pair[name] for name in ("k", "v", "positions")}
         if "gradients" in contents:
             made = done[0]
             message |= {name: source[name] + made[name] if name in source else made[name] for name in made}
@@ -57,7 +57,7 @@ class _Route(NamedTuple):
     """How rows came to a rank: from which member of the group each, and from which of its rows."""
 
     source: Ints
-    place: Ints
+    row: Ints
 
 
 def _rows_there(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
@@ -67,10 +67,10 @@ def _rows_there(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> l
     for share in shares:
         chosen = [np.flatnonzero(np.isin(rows["expert"], share.own_experts)) for rows in sent]
         made = {
-            name: np.concatenate([rows[name][places] for rows, places in zip(sent, chosen, strict=True)])
+            name: np.concatenate([rows[name][own] for rows, own in zip(sent, chosen, strict=True)])
             for name in sent[0]
         }
-        source = np.repeat(np.arange(len(sent)), [len(places) for places in chosen])
+        source = np.repeat(np.arange(len(sent)), [len(own) for own in chosen])
         arrived.append((made, _Route(source, np.concatenate(chosen))))
     return arrived
 
@@ -90,8 +90,8 @@ def _rows_back(work: Work, shares: Sequence[Share], values: Sequence[Values]) ->
         if work.op == "reduce_scatter":
             returned.append((parts[0] | {"rows": summed([rows["rows"] for rows in parts])},))
             continue
-        places = [route.place[mine] for (_, route), mine in zip(values, own, strict=True)]
-        order = np.argsort(np.concatenate(places))
+        sent_as = [route.row[mine] for (_, route), mine in zip(values, own, strict=True)]
+        order = np.argsort(np.concatenate(sent_as))
         returned.append(({name: np.concatenate([rows[name] for rows in parts])[order] for name in parts[0]},))
     return returned
 

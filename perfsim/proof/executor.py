@@ -59,7 +59,7 @@ class Executor:
             action = program.actions[task]
             for of_instances, cells in ((self.reads, action.reads), (self.writes, action.writes)):
                 of_instances.append(
-                    [[number[cell, rank * (cell.place != SHARED)] for cell in cells] for rank in members]
+                    [[number[cell, rank * (cell.device != SHARED)] for cell in cells] for rank in members]
                 )
         self.buffers = list(number)
         self.first: dict[int, Any] = {}
@@ -193,5 +193,5 @@ class Executor:
                 flat = share.layouts[number].shard(flat, ranks.sharding(rank, number))
             return record.clipping * flat if CLIPPED in quantity else flat
         whole: Floats = getattr(record, "losses" if quantity == "loss" else quantity)[number]
-        own = whole[ranks.rows(rank, claim.microbatch)][:, ranks.places(rank)]
+        own = whole[ranks.rows(rank, claim.microbatch)][:, ranks.positions(rank)]
         return np.array(own.sum()) if quantity == "loss" else own

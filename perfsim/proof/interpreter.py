@@ -119,7 +119,7 @@ class Interpreter:
         layout = self.layout = ranks.layout
         self.program = Program(graph)
         self.task: Task
-        self.place: int
+        self.device: int
         """The device of the present task."""
         self.step: int
         self.homes: dict[int, dict[int, None]] = defaultdict(dict)
@@ -169,7 +169,7 @@ class Interpreter:
         for task in graph.tasks():
             self.task = task
             rank = rank_of(task.stream)
-            self.place = SHARED if rank is None else rank
+            self.device = SHARED if rank is None else rank
             self.step = bisect_right(graph.step_ends, task.id)
             self._interpret()
 
@@ -205,17 +205,17 @@ class Interpreter:
 
     def cell(self, name: str, block: int) -> Cell:
         """A buffer of the present task's device, or the slot that has its content."""
-        cell = Cell(self.place, name, block)
+        cell = Cell(self.device, name, block)
         return self.slots.get(cell, cell)
 
     def in_turn(self, name: str, parts: int = 1) -> list[Cell]:
         """The next of a device's buffers that are used in turn; each has so many parts."""
-        number = self.turns.get((self.place, name), 0)
-        self.turns[self.place, name] = number + 1
+        number = self.turns.get((self.device, name), 0)
+        self.turns[self.device, name] = number + 1
         first = number % self.slots_of.get(name, 2) * parts
-        return [Cell(self.place, name, first + part) for part in range(parts)]
+        return [Cell(self.device, name, first + part) for part in range(parts)]
 
-    def handle(self, position: int, *places: int) -> list[Cell]:
+    def handle(self, position: int, *devices: int) -> list[Cell]:
         """The cells of a tensor that the present task writes, by default on its own device.
 
         Samples, and activations that leave their device and return, are in buffers that are used in turn.
@@ -229,7 +229,7 @@ class Interpreter:
         elif task.work.kind is Kind.MEM_LOAD and self._moves_activations(task):
             cells = self.in_turn("slot of returned activations")
         else:
-            cells = [Cell(place, "tensor", number) for place in (places or (self.place,))]
+            cells = [Cell(device, "tensor", number) for device in (devices or (self.device,))]
         self.handles[number] = tuple(cells)
         for cell in cells:
             self.program.labels[cell] = task.work.writes[position].name
@@ -240,16 +240,16 @@ class Interpreter:
         return task.work.name == ACTIVATIONS or (task.work.category == "spill" and not self.spilled_whole)
 
     def read_as(self, name: str) -> list[int]:
-        """The places of tensors with a name among those that the present task reads."""
+        """The positions of tensors with a name among those that the present task reads."""
         cells = [self.handles.get(handle, (None,))[0] for handle in self.task.reads]
-        return [place for place, cell in enumerate(cells) if cell and self.program.labels[cell] == name]
+        return [position for position, cell in enumerate(cells) if cell and self.program.labels[cell] == name]
 
     def blocks_of(self, task: Task, count: int = 1) -> list[int]:
         """The blocks of this device that a task is about: so many layers, embedding and LM head, or all.
 
-        Copies for one of the latter are for both. Of work for experts they are those of the layers.
+        A copy for embedding or LM head is for both. Work for experts is about the experts of the layers.
         """
-        here = self.homes[self.place]
+        here = self.homes[self.device]
         blocks: Iterable[int] = range(task.block, task.block + count)
         if task.block == WHOLE_DEVICE:
             blocks = here
@@ -262,8 +262,8 @@ class Interpreter:
     def frame(self) -> Cell:
         """What tasks of the present micro-batch leave to one another; a wafer spills each block's tensors."""
         if self.ranks.streams:
-            return Cell(self.place, FRAME, self.task.block)
-        return Cell(self.place, f"{FRAME} of micro-batch {self.task.tag}")
+            return Cell(self.device, FRAME, self.task.block)
+        return Cell(self.device, f"{FRAME} of micro-batch {self.task.tag}")
 
     def master(self, block: int) -> Cell:
         """The buffer of weights that a rank updates."""
@@ -286,14 +286,14 @@ class Interpreter:
         if self.ranks.streams:
             earlier = self.read_as("gradients")
             return _Target(block, self.handles[self.task.reads[earlier[0]]][0] if earlier else None, None)
-        waiting = self.pending[self.place]
+        waiting = self.pending[self.device]
         present = self.step, self.task.tag
         begins = waiting.get(block) != present
         waiting[block] = present
         scatters = self.ranks.scatters(block)
         if begins and scatters and block >= 0 and self.layout.zero_stage == GRADIENTS_SHARDED:
             name = "slot of gradients" if block < EXPERTS else "slot of gradients of experts"
-            self.slots[Cell(self.place, "gradient", block)] = self.in_turn(name)[0]
+            self.slots[Cell(self.device, "gradient", block)] = self.in_turn(name)[0]
         cell = self.cell("gradient", block)
         return _Target(block, None if begins and scatters else cell, cell)
 
@@ -303,7 +303,7 @@ class Interpreter:
         if cell.name.startswith(FRAME):
             return {}
         layout = share.layouts[cell.number]
-        if self.ranks.streams and (cell.place != SHARED or cell.name in GRADIENTS):
+        if self.ranks.streams and (cell.device != SHARED or cell.name in GRADIENTS):
             raise KeyError(cell)
         if cell.name in WEIGHTS:
             value = share.flat(self.training.initial, cell.number)
@@ -321,7 +321,7 @@ class Interpreter:
         reads: Sequence[Cell] = (),
         writes: Sequence[Cell] = (),
         *,
-        places: Sequence[int] = (),
+        devices: Sequence[int] = (),
         anywhere: bool = False,
         joined: bool = False,
         claims: Sequence[tuple[int, Claim]] = (),
@@ -329,17 +329,17 @@ class Interpreter:
     ) -> None:
         """Append the action of the present task: on its tensors, and on other buffers after them.
 
-        It reads tensors of its own device, or of `anywhere`, and writes its first one at `places`.
+        It reads tensors of its own device, or of `anywhere`, and writes its first one on `devices`.
         """
         operands = []
         for handle in self.task.reads:
             cells = self.handles.get(handle, ())
-            if not anywhere and self.place != SHARED:
-                cells = tuple(cell for cell in cells if cell.place in (self.place, SHARED))
+            if not anywhere and self.device != SHARED:
+                cells = tuple(cell for cell in cells if cell.device in (self.device, SHARED))
             if not cells:
                 raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
             operands.append(cells[0])
-        results = [cell for n in range(len(self.task.writes)) for cell in self.handle(n, *places)]
+        results = [cell for n in range(len(self.task.writes)) for cell in self.handle(n, *devices)]
         all_reads = (*operands, *reads)
         all_writes = (*results, *writes)
         expects = tuple(self.last_writer.get(cell, START) for cell in all_reads)
@@ -394,7 +394,7 @@ class Interpreter:
         splits = bool(operation.adds) and op.endswith("dgrad")
         added = [*own[operation.adds], *also_ends[1:]] if operation.adds and not splits else []
         targets = [self.target(block) for block in added]
-        loss = [Cell(self.place, f"loss[{task.tag}]", number)]
+        loss = [Cell(self.device, f"loss[{task.tag}]", number)]
         loss = loss if operation.loss and (ahead or number == HEAD) else []
         count = len(task.reads)
         first = count + len(blocks)
@@ -427,11 +427,11 @@ class Interpreter:
                 f[LATER_WORDS] = f.get(LATER_WORDS, 0.0) + layouts[EMBEDDING].gradient(gradients)
             totals = []
             before = iter(values[first + 1 :])
-            for place, target in enumerate(targets):
+            for position, target in enumerate(targets):
                 total = layouts[target.block].gradient(gradients)
                 if target.block == EMBEDDING:
                     total = total + f.pop(LATER_WORDS, 0.0)
-                if travels and not place:
+                if travels and not position:
                     total = total + values[count - 1]["weights"]
                 if target.before is not None:
                     total = next(before) + total
@@ -526,7 +526,7 @@ class Interpreter:
         self.partial[task.writes[0]] = _Partial(info.claim, axis=axis)
         claims = [(0, info.claim)] if info.claim and axis is None else []
         message = Message("activations", "made", times=peers if info.axis == SEQUENCE else 1)
-        self.add(run, places=self._members(task, 2)[1:], claims=claims, message=message)
+        self.add(run, devices=self._members(task, 2)[1:], claims=claims, message=message)
 
     def _members(self, task: Task, count: int | None = None) -> range:
         """The ranks that take part in a communication."""
@@ -539,14 +539,14 @@ class Interpreter:
         """Sum the gradients of a tied embedding over the first and the last stage."""
         ends = self._members(task, len(ENDS))
         name = "gradient shard" if self.ranks.sharded(EMBEDDING) else "gradient"
-        cells = [Cell(place, name, block) for place, block in zip(ends, ENDS, strict=True)]
+        cells = [Cell(device, name, block) for device, block in zip(ends, ENDS, strict=True)]
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:
             gradients = [value.copy() for value in values[-len(ENDS) :]]
             words = self._sum_words(rank, *gradients)
             return (words, words, *gradients)
 
-        self.add(run, cells, cells, places=ends, anywhere=True, message=Message("table", "made"))
+        self.add(run, cells, cells, devices=ends, anywhere=True, message=Message("table", "made"))
 
     def _sum_words(self, rank: int, embedding: Floats, head: Floats) -> Floats:
         """Set the words in the gradients, or shards, of embedding and LM head to their sum; returns it."""
@@ -567,7 +567,7 @@ class Interpreter:
         across = task.work.writes[0].name == "gradient_shards"
         scatters = task.work.op == "reduce_scatter"
         in_groups = scatters and self.layout.shards < self.layout.replicas
-        owned = not scatters and not across and all(map(ranks.sharded, self.pending[self.place]))
+        owned = not scatters and not across and all(map(ranks.sharded, self.pending[self.device]))
         if across:
             gradients = self.reductions[task.reads[0]]
         else:
@@ -620,10 +620,10 @@ class Interpreter:
     def _blocks_to_sum(self, task: Task) -> list[int]:
         """The blocks whose gradients a reduction sums, among those that wait for one.
 
-        A reduction that reads the gradients of several layers sums that many, from its block on; that of
-        their experts sums those that wait from there on.
+        A reduction that reads the gradients of several layers sums that many, from its block on; a reduction
+        for experts sums all experts that wait, from its block on.
         """
-        waiting = self.pending[self.place]
+        waiting = self.pending[self.device]
         if task.work.experts:
             blocks = [number for number in waiting if number >= EXPERTS + max(0, task.block)]
         elif task.block < 0:
@@ -641,7 +641,7 @@ class Interpreter:
         if self.layout.zero_stage == SHARDED and task.block >= 0:
             # Two layers are gathered at once (`limit_all_gathers`).
             name = f"slot of gathered {'experts' if task.work.experts else 'weights'}"
-            self.slots[Cell(self.place, "weights", blocks[0])] = self.in_turn(name)[0]
+            self.slots[Cell(self.device, "weights", blocks[0])] = self.in_turn(name)[0]
         first = len(task.reads)
         masters = [self.cell("weight shard", block) for block in blocks]
         tensors = (None,) * len(task.writes)
@@ -655,7 +655,7 @@ class Interpreter:
             return [(*tensors, *gathered)] * len(members)
 
         updated = enumerate(blocks if task.block == WHOLE_DEVICE else [], start=len(tensors))
-        claims = [(place, Claim("weights", block, self.step, -1)) for place, block in updated]
+        claims = [(position, Claim("weights", block, self.step, -1)) for position, block in updated]
         message = Message("parameters", "made", slice(len(tensors), None), tuple(blocks))
         whole = [self.cell("weights", block) for block in blocks]
         self.add(kernel, masters, whole, joined=True, claims=claims, message=message)
@@ -685,7 +685,7 @@ class Interpreter:
             return results
 
         complete = enumerate(blocks if owner == size - 1 else [], start=1)
-        claims = [(place, Claim("weights", block, self.step, -1)) for place, block in complete]
+        claims = [(position, Claim("weights", block, self.step, -1)) for position, block in complete]
         message = Message("parameters", "read", sent, tuple(blocks))
         self.add(kernel, [*masters, *whole], whole, joined=True, claims=claims, message=message)
 
@@ -716,7 +716,7 @@ class Interpreter:
         if self.layout.offload_param != "none":
             # Copies of shards that are gathered next use two buffers in turn.
             targets = self.in_turn("slot of copied weights", parts=len(ENDS))[: len(blocks)]
-            shards = [Cell(self.place, "weight shard", block) for block in blocks]
+            shards = [Cell(self.device, "weight shard", block) for block in blocks]
             self.slots |= zip(shards, targets, strict=True)
         self.move([self.cell(HOST_WEIGHTS, block) for block in blocks], targets, anywhere=True)
 
@@ -751,9 +751,9 @@ class Interpreter:
     def norm(self, task: Task) -> None:
         """The norm of this device's gradients summed over peers, or the stages' norms summed over them."""
         across = self.read_as("norm")
-        if across and set(self._members(task)) != {self.handles[read][0].place for read in task.reads}:
+        if across and set(self._members(task)) != {self.handles[read][0].device for read in task.reads}:
             raise self.refuse("its group", "it sums over other ranks than those whose norms it reads")
-        own = [] if across else self._updates(self.homes[self.place])
+        own = [] if across else self._updates(self.homes[self.device])
         count = len(task.reads)
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
@@ -779,16 +779,16 @@ class Interpreter:
         """
         hosted = task.work.op in UPDATES
         norm = next(iter(self.read_as("norm")), None)
-        own = self._updates(self.blocks_of(task) if hosted else self.homes[self.place], hosted=hosted)
+        own = self._updates(self.blocks_of(task) if hosted else self.homes[self.device], hosted=hosted)
         first = len(task.reads)
         count = len(own)
         writes: list[Cell] = []
         claims = []
         for block, shard, gradient, states in own:
             kind = " shard" if shard else ""
-            place = len(task.writes) + len(writes)
-            claims.append((place, Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
-            claims.append((place + 1, Claim(f"weights{kind}", block, self.step, -1)))
+            position = len(task.writes) + len(writes)
+            claims.append((position, Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
+            claims.append((position + 1, Claim(f"weights{kind}", block, self.step, -1)))
             writes += [self._record(block), *states, gradient]
             self.on_host.discard(self.cell(HOST_GRADIENT, block))
 
@@ -832,7 +832,7 @@ class Interpreter:
     def flash_write(self, task: Task) -> None:
         """Copy sums of gradients or updated states to flash; words that both ends share for both."""
         if task.work.category == "gradient_stream":
-            target = Cell(self.place, "gradient in flash", task.block)
+            target = Cell(self.device, "gradient in flash", task.block)
             return self.move([self.cell("gradient", task.block)], [target])
         tied = self.training.model.tied_embeddings
         made = [("moments", task.block)]
@@ -852,7 +852,7 @@ class Interpreter:
             raise self.refuse("its weights", "it reads no weights that MemoryX sends")
         group = self._members(task)
         (slot,) = self.in_turn("slot of weights")
-        slot = slot._replace(place=group.start)
+        slot = slot._replace(device=group.start)
         self.slots[Cell(group.start, "weights", task.block)] = slot
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
@@ -860,7 +860,7 @@ class Interpreter:
             return [(None, weights if rank in group else None) for rank, (weights,) in pairs]
 
         message = Message("parameters", "read", blocks=(task.block,))
-        self.add(kernel, (), [slot], places=[group.start], joined=True, message=message)
+        self.add(kernel, (), [slot], devices=[group.start], joined=True, message=message)
 
     def spill(self, task: Task) -> None:
         """Move a group's kept activations off the wafer or back: its input, or all activations of a layer."""
@@ -876,7 +876,7 @@ class Interpreter:
     def stream_reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds the sums of earlier micro-batches."""
         group = self._members(task)
-        stored = [self.handles[handle][0].place == SHARED for handle in task.reads]
+        stored = [self.handles[handle][0].device == SHARED for handle in task.reads]
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             parts = list(compress(values[0], stored))
@@ -921,7 +921,7 @@ class Interpreter:
         if not (tied and block == HEAD):  # its words wait for the embedding's
             claims.append((1, Claim("weight gradient", block, self.step, -1)))
             made_of = [(2, block), *((4, HEAD) for _ in copies)]
-            claims += [(place, Claim("weights", number, self.step, -1)) for place, number in made_of]
+            claims += [(position, Claim("weights", number, self.step, -1)) for position, number in made_of]
         reads = [*(of.gradient for of in own), *updated.states, *copies]
         self.add(run, reads, [self._record(block), *updated.states, *copies], claims=claims)
 

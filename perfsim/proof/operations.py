@@ -1,10 +1,10 @@
 """The operations of a model in NumPy, float64: what each makes, and its backward next to it.
 
-An operation adds a `Node` to a `Tape`, so that the backward of any part of a model is that of its operations
-in reverse. A rank runs them on its share: column-parallel first linears, row-parallel second ones, so that
-outputs are partial sums until the peers' collective adds them [1909.08053]. Terms that must enter this sum
-only once (residuals, biases of row-parallel linears) are added by the first peer. A backward reads the
-weights that the rank has then, and its weight gradients are computed when they are called for.
+An operation adds a `Node` to a `Tape`, so that the backward of any part of a model runs the backwards of its
+operations in reverse. A rank runs them on its share: column-parallel first linears, row-parallel second ones,
+so that outputs are partial sums until the peers' collective adds them [1909.08053]. Terms that must enter
+this sum only once (residuals, biases of row-parallel linears) are added by the first peer. A backward reads
+the weights that the rank has then, and its weight gradients are computed when they are called for.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Routing(NamedTuple):
     expert: Ints
     keeps: NDArray[np.bool_]
 
-    def of(self, rows: Ints, places: Ints | slice) -> Routing:
+    def of(self, rows: Ints, positions: Ints | slice) -> Routing:
         """The routing of some samples and positions."""
-        return Routing(self.expert[rows][:, places], self.keeps[rows][:, places])
+        return Routing(self.expert[rows][:, positions], self.keeps[rows][:, positions])
 
 
 @dataclass(eq=False, slots=True)
@@ -191,7 +191,7 @@ class Tape:
         if self.share.model.position_embedding != "rotary":
             return x
         half = x.value.shape[-1] // 2
-        cosine, sine = _angles(self.share.places, half)
+        cosine, sine = _angles(self.share.positions, half)
 
         def turned(value: Floats, turns: Floats) -> Floats:
             a = value[..., :half]
@@ -204,8 +204,8 @@ class Tape:
     def core(self, q: Node, k: Node, v: Node) -> Node:
         """Scores, softmax, weighted values: on own positions, or on given ones of heads from `first_head`."""
         share = self.share
-        places = self.given.get("places", share.places)
-        p = _softmax(scores(q.value, k.value, (places, places), share, self.given.get("first_head", 0)))
+        positions = self.given.get("positions", share.positions)
+        p = _softmax(scores(q.value, k.value, (positions, positions), share, self.given.get("first_head", 0)))
         context = self.kept.get("context")
         if context is None:
             context = p @ of_groups(v.value, share)
@@ -243,7 +243,7 @@ class Tape:
         held = (local >= 0) & (local < share.rows)
         x = np.where(held[..., None], self.weights["words"][np.where(held, local, 0)], 0.0)
         if share.leads and learned:
-            x = x + self.weights["positions"][list(share.places)]
+            x = x + self.weights["positions"][list(share.positions)]
 
         def back(_: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
             def of_words() -> Floats:
@@ -253,7 +253,7 @@ class Tape:
 
             def of_positions() -> Floats:
                 positions = np.zeros((share.seq_length, d.shape[-1]))
-                positions[list(share.places)] = d.sum(axis=0)
+                positions[list(share.positions)] = d.sum(axis=0)
                 return positions
 
             return [], [("words", of_words), *([("positions", of_positions)] if learned else [])]
@@ -308,30 +308,30 @@ def _softmax(x: Floats) -> Floats:
 
 
 @lru_cache(maxsize=64)
-def _angles(places: tuple[int, ...], half: int) -> tuple[Floats, Floats]:
-    angle = np.array(places)[:, None] / ROTARY_BASE ** (np.arange(half) / half)
+def _angles(positions: tuple[int, ...], half: int) -> tuple[Floats, Floats]:
+    angle = np.array(positions)[:, None] / ROTARY_BASE ** (np.arange(half) / half)
     return np.cos(angle), np.sin(angle)
 
 
 # Attention's core, also in parts.
 
-Places = tuple[tuple[int, ...], tuple[int, ...]]
+Positions = tuple[tuple[int, ...], tuple[int, ...]]
 """Positions of queries, and of keys."""
 
 
-def scores(q: Floats, k: Floats, places: Places, share: Share, first_head: int = 0) -> Floats:
-    """Scores of queries and keys at these places, with terms added to them.
+def scores(q: Floats, k: Floats, positions: Positions, share: Share, first_head: int = 0) -> Floats:
+    """Scores of queries and keys at these positions, with terms added to them.
 
     They are minus infinity for the future if causal and before a window, and ALiBi's slopes [2108.12409].
     `q` begins with the peer's head `first_head`.
     """
     made = q @ np.swapaxes(of_groups(k, share), -1, -2) / math.sqrt(share.model.head_size)
-    made = made + _hidden(*places, causal=share.model.causal, window=share.window)
+    made = made + _hidden(*positions, causal=share.model.causal, window=share.window)
     if share.model.position_embedding != "alibi":
         return np.asarray(made)
     number = share.tensor.number * share.heads + first_head + np.arange(q.shape[HEADS])
     slope = 2.0 ** (-8.0 * (number + 1) / share.model.num_attention_heads)
-    distance = np.abs(np.array(places[0])[:, None] - np.array(places[1])[None, :])
+    distance = np.abs(np.array(positions[0])[:, None] - np.array(positions[1])[None, :])
     return np.asarray(made - slope[:, None, None] * distance)
 
 

@@ -44,7 +44,7 @@ class Share:
     model: TransformerConfig
     seq_length: int
     tensor: Place = ALONE
-    some_places: tuple[int, ...] | None = None
+    some_positions: tuple[int, ...] | None = None
     """The positions of a sequence that it computes; None: all."""
     expert: Place = ALONE
     """Among ranks with different experts."""
@@ -79,8 +79,8 @@ class Share:
         return range(self.expert.number * count, (self.expert.number + 1) * count)
 
     @cached_property
-    def places(self) -> tuple[int, ...]:
-        return tuple(range(self.seq_length)) if self.some_places is None else self.some_places
+    def positions(self) -> tuple[int, ...]:
+        return tuple(range(self.seq_length)) if self.some_positions is None else self.some_positions
 
     @cached_property
     def heads(self) -> int:

@@ -17,9 +17,9 @@ from perfsim.work.graph import Ragged
 # Faults of an executed schedule: the task, the tensor and the reason.
 
 FaultKind = Literal["hazard", "order", "value", "memory", "refused"]
-"""hazard: two tasks access a buffer without a dependency. order: a task read what another than the intended
-task had written. value: numbers differ from serial training. memory: a rank holds more or fewer micro-batches
-in flight than its schedule promises. refused: it cannot be executed."""
+"""hazard: two tasks access a buffer without a dependency. order: a task read what another task than the
+intended one had written. value: numbers differ from serial training. memory: a rank holds more or fewer
+micro-batches in flight than its schedule promises. refused: it cannot be executed."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class FaultError(Exception):
 # Programs are compiled in the order of ids, so each read knows the task that must have written its value.
 
 SHARED = -1
-"""The place of buffers that exist once for all ranks (MemoryX)."""
+"""The device of buffers that exist once for all ranks (MemoryX)."""
 START = -1
 """The writer of initial values."""
 
 Tensor = dict[str, Any]
 """A tensor of the graph: its arrays by name."""
-UNPRICED = ("weights", "expert", "places")
+UNPRICED = ("weights", "expert", "positions")
 """What of a tensor its message is not priced for: gradients of weights that are summed with it, the experts
 of rows, and the positions of keys."""
 Values = Sequence[Any]
@@ -103,12 +103,12 @@ class Message(NamedTuple):
 class Cell(NamedTuple):
     """One buffer: its device, its name, and the number of its block, tensor handle or slot."""
 
-    place: int
+    device: int
     name: str
     number: int = 0
 
     def __str__(self) -> str:
-        where = "MemoryX" if self.place == SHARED else f"device {self.place}"
+        where = "MemoryX" if self.device == SHARED else f"device {self.device}"
         if self.name == "tensor":
             return f"tensor {self.number} on {where}"
         if self.name.startswith("slot"):

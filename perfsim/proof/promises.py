@@ -1,7 +1,7 @@
-"""Whether the ranks of a pipeline hold as many micro-batches in flight as their schedule promises.
+"""What a plan promises of its graph: the elements that messages are priced for, and micro-batches in flight.
 
-Memory is planned for what a schedule promises. The order of the graph may hold more, which overflows, or
-less, where a warm-up that is too short makes neighbours wait.
+Memory is planned for the micro-batches that a schedule promises. The order of the graph may hold more, which
+overflows, or fewer, where a warm-up that is too short makes neighbours wait.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from perfsim.work.graph import rank_of
 from perfsim.work.layer import padded_vocab_size
 from perfsim.work.tensors import EXPERTS
 
-# Whether a communication is priced for what it moves: bytes in the graph against elements in the execution.
+# Messages: bytes that the graph prices against elements that the execution moves.
 #
 # Sizes are of whole messages, as nccl-tests count them. These rules cover where a graph prices other elements
 # than NumPy holds: vectors of a layer that every tensor peer holds whole are priced once over all peers;
@@ -111,6 +111,8 @@ class GpuPrices:
             return 0.0
         return ROUNDING * (self.layout.shards if message.content == "table" else 1)
 
+
+# Micro-batches in flight.
 
 PASSES: dict[str, Pass] = {"forward": "F", "backward": "B", "dgrad": "B", "wgrad": "W"}
 """By the last part of an operation's name."""

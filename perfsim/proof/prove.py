@@ -179,8 +179,8 @@ class Subject:
     def faults(self, *, first_only: bool = False) -> list[Fault]:
         """The faults of the graph alone, or if it has none, of one run compared with serial training."""
         try:
-            if hazards := list(islice(self.hazards(), 1 if first_only else MOST_FAULTS)):
-                return hazards
+            if found := list(islice(self.hazards(), 1 if first_only else MOST_FAULTS)):
+                return found
             outcome = Outcome(first_only=first_only)
             self.executor().run(range(len(self.unfolded.task)), outcome, thorough=True)
             return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))

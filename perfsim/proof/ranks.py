@@ -18,7 +18,7 @@ SEQUENCE = 1
 """The axis that sequence parallelism splits."""
 
 
-def _places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> tuple[int, ...]:
+def _positions_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> tuple[int, ...]:
     """The positions of a sequence on one of the ranks that share it.
 
     In a ring, one part from each end, so that causal attention is equal work; else consecutive ones.
@@ -26,7 +26,7 @@ def _places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) ->
     parts = 2 * ranks if exchange == "ring" else ranks
     numbers = (rank, parts - 1 - rank) if exchange == "ring" else (rank,)
     size = length // parts
-    return tuple(place for part in numbers for place in range(part * size, (part + 1) * size))
+    return tuple(position for part in numbers for position in range(part * size, (part + 1) * size))
 
 
 class Ranks:
@@ -65,7 +65,7 @@ class Ranks:
             self.training.model,
             length,
             Place(layout.tensor, rank % layout.tensor),
-            _places_of(length, layout.context, number, layout.context_exchange) if shared else None,
+            _positions_of(length, layout.context, number, layout.context_exchange) if shared else None,
             Place(layout.expert, rank // layout.expert_tensor % layout.expert),
             Place(layout.expert_tensor, rank % layout.expert_tensor),
             whole_layers=self.streams,
@@ -81,27 +81,27 @@ class Ranks:
         end = min(first + layout.micro_batch_size, (replica + 1) * share, batch)
         return np.arange(min(first, batch), end)
 
-    def places(self, rank: int) -> Ints | slice:
+    def positions(self, rank: int) -> Ints | slice:
         """The positions of each sample that a rank has."""
-        return slice(None) if self.layout.context == 1 else np.array(self.share(rank).places)
+        return slice(None) if self.layout.context == 1 else np.array(self.share(rank).positions)
 
     def own(self, rank: int, values: Any) -> Any:
         """A rank's own positions of values, if they are of all positions of its tensor peers."""
-        if self.peers == 1 or values.shape[SEQUENCE] < len(self.share(rank).places):
+        if self.peers == 1 or values.shape[SEQUENCE] < len(self.share(rank).positions):
             return values
         return np.array_split(values, self.peers, SEQUENCE)[rank % self.peers]
 
     def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Ints, Ints]:
         """Inputs and targets of a micro-batch on a rank; a module reads them `ahead` tokens later."""
         rows = self.rows(rank, microbatch)
-        places = self.places(rank)
+        positions = self.positions(rank)
         inputs, targets = self.training.words(step, ahead)
-        return inputs[rows][:, places], targets[rows][:, places]
+        return inputs[rows][:, positions], targets[rows][:, positions]
 
     def routing(self, rank: int, step: int, layer: int, microbatch: int) -> Routing:
         """The routing of the tokens at a rank's own positions."""
-        places = self.own(rank, np.array(self.share(rank).places)[None])[0]
-        return self.training.routing(step, layer).of(self.rows(rank, microbatch), places)
+        positions = self.own(rank, np.array(self.share(rank).positions)[None])[0]
+        return self.training.routing(step, layer).of(self.rows(rank, microbatch), positions)
 
     def sharding(self, rank: int, block: int) -> Place:
         """Among how many ranks a block's states are sharded, and which shard a rank has."""

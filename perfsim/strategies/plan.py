@@ -32,7 +32,7 @@ def _numbered(answer: Callable[[Any], Any], kept: Ints, chosen: Any) -> Any:
 
 @dataclass(frozen=True)
 class Screening:
-    """All layouts of a strategy for one job: estimates of those that fit, and why others are refused."""
+    """All layouts of a strategy for one job: estimates where they fit, and why others are refused."""
 
     estimate_s: Floats
     """Step time in closed form of every layout that fits."""

@@ -133,7 +133,7 @@ class Slots(NamedTuple):
     tag: Ints
     sources: dict[str, tuple[Ints, str]]
     later: Ints | None = None
-    """How many layers the blocks of each slot are after its template's; None: they are the same."""
+    """How many layers after the template's layers each slot's layers are; None: they are the same."""
 
 
 class Stamped(NamedTuple):
@@ -144,7 +144,7 @@ class Stamped(NamedTuple):
     first_task: Ints
     first_tensor: Ints
     moved: Ints | None = None
-    """Handles in the place of those from the first on, where slots are joined."""
+    """The new handle of each tensor from the first on, where joined slots moved them; None: none moved."""
 
     def tensor(self, slot: int, output: str) -> int:
         """Handle of a named output of one slot; GraphError if its template has no such output."""

@@ -89,7 +89,7 @@ class Parameters:
 
     @property
     def active_body_matrices(self) -> int:
-        """The same of those that compute a token."""
+        """The same with only those experts of a layer that compute a token."""
         return sum(count * self.matrices_of(kind, active=True) for kind, count in self._kinds.items())
 
 
@@ -236,7 +236,7 @@ def _experts_kept_bytes(part: LayerSlice, activation_again: bool = False) -> flo
     """Bytes that the experts keep for the backward of one micro-batch.
 
     The permuted rows, the inputs of the activation and of the second product, and scores and probabilities of
-    the router in fp32 (Megatron-Core with the weights applied in the activation); the same of shared experts.
+    the router in fp32 (Megatron-Core with the weights applied in the activation); shared experts likewise.
     """
     model = part.model
     experts = part.experts

@@ -50,9 +50,8 @@ class Kernel(NamedTuple):
     precision: Precision | None = None
     """Precision of the operands of a matrix product narrower than 16 bits; None: as `element_bytes` says."""
     grouped: bool = False
-    """Whether its `batch` products are those of experts with `m` rows each in the mean (`k` rows for a weight
-    gradient), rounded up; FLOPs and bytes are those of the exact number of rows."""
-
+    """Whether each of its `batch` products is one expert's. `m` is the mean number of rows of an expert (`k`
+    in a weight gradient), rounded up; FLOPs and bytes count the exact number."""
     biased: bool = False
     """Whether experts add biases to what it computes."""
 

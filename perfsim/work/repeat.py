@@ -15,8 +15,8 @@ def repeated(short: TaskGraph, longer: TaskGraph, times: int) -> TaskGraph | Non
 
     In each step these tasks are one run between tasks that both graphs have. A copy of the run, and what
     follows it, waits for tasks as far before it as in `longer`; what an earlier step wrote is counted from
-    the end of that step. None where the graphs differ in more. Whether a graph of more micro-batches is like
-    this one, the caller has to compare.
+    the end of that step. None where the graphs differ otherwise. The caller has to compare whether a graph
+    of more micro-batches is like this one.
     """
     steps = _runs(short, longer)
     if steps is None:

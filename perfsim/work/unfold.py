@@ -174,7 +174,7 @@ class _Unfolding:
         counts = np.array([len(instances) for instances in self.members])[self.row]
         self.first = offsets(counts)
         """The first instance of each folded task, and the end of the last."""
-        # Of each instance: its folded task, its number among the instances of that, its row.
+        # The folded task of each instance, the number of the instance among that task's, and its row.
         self.task = np.repeat(np.arange(len(graph)), counts)
         self.local = np.arange(len(self.task)) - self.first[self.task]
         of_instance = self.row[self.task]

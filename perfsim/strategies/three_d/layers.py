@@ -286,13 +286,13 @@ class TensorGroup:
             tensor = template.task(work, self.compute, [tensor]).tensor
         return tensor
 
-    def sum_for(self, template: Template, tensor: int, between: Between, *, divided: bool) -> int:
-        """Sum a tensor; each rank then has all positions, or if `divided` its own."""
+    def sum_into(self, template: Template, tensor: int, between: Between, *, divided: bool) -> int:
+        """Sum what a half reads; a half that is `divided` gets the positions of its rank, others get all."""
         works = self.all_reduce_works(between)
         return self.write(template, tensor, works[:1] if divided else works)
 
-    def sum_of(self, template: Template, tensor: int, between: Between, *, divided: bool) -> int:
-        """Give each rank all positions of a tensor, of which it has a summand, or if `divided` its own."""
+    def sum_out_of(self, template: Template, tensor: int, between: Between, *, divided: bool) -> int:
+        """Sum what a half made, or gather it if the half is `divided`; each rank then has all positions."""
         works = self.all_gather_works(between.after) if divided else self.all_reduce_works(between)
         return self.write(template, tensor, works)
 
@@ -364,9 +364,9 @@ class Layer:
         `weights` are the layer's parameters if they are gathered first.
         """
         attention = self.attention.forward(at, "forward", [hidden, *weights]).output
-        attended = self.group.sum_for(at.template, attention, FORWARD[0], divided=self.mlp.divided)
+        attended = self.group.sum_into(at.template, attention, FORWARD[0], divided=self.mlp.divided)
         mlp = self.mlp.forward(at, "forward", [attended, hidden, *weights])
-        summed = self.group.sum_of(at.template, mlp.output, FORWARD[1], divided=self.mlp.divided)
+        summed = self.group.sum_out_of(at.template, mlp.output, FORWARD[1], divided=self.mlp.divided)
         return Made(summed, mlp.kept)
 
     def backward(
@@ -386,16 +386,16 @@ class Layer:
             redone = self.attention.forward(at, "recompute", inputs)
             again, kept = [redone.output], redone.kept
             if FORWARD[0] in self.summed_again:
-                inputs = [self.group.sum_for(template, redone.output, FORWARD[0], divided=self.mlp.divided)]
+                inputs = [self.group.sum_into(template, redone.output, FORWARD[0], divided=self.mlp.divided)]
         if self.mlp.repeats:
             made = self.mlp.forward(at, "recompute", inputs).output
             if FORWARD[1] in self.summed_again:
-                made = self.group.sum_of(template, made, FORWARD[1], divided=self.mlp.divided)
+                made = self.group.sum_out_of(template, made, FORWARD[1], divided=self.mlp.divided)
             again = [made]
         mlp = self.mlp.backward(at, which, [*reads, *again], after)
-        mlp_sum = self.group.sum_of(template, mlp.output, BACKWARD[0], divided=self.mlp.divided)
+        mlp_sum = self.group.sum_out_of(template, mlp.output, BACKWARD[0], divided=self.mlp.divided)
         attention = self.attention.backward(at, which, [mlp_sum, saved, kept])
-        below = self.group.sum_for(template, attention.output, BACKWARD[1], divided=self.divided_below)
+        below = self.group.sum_into(template, attention.output, BACKWARD[1], divided=self.divided_below)
         sums = (mlp_sum, below) if self.group.ranks.size > 1 else ()
         return below, WeightInputs(mlp.kept, attention.kept, *sums)
 

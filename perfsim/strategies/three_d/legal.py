@@ -59,7 +59,7 @@ def _indivisible(words: str, name: str, count: int, wanted: int, least: int = 1)
 
 
 def _nearest_divisors(count: int, wanted: int, least: int = 1) -> list[int]:
-    """The divisor of `count` nearest to `wanted`, of those from `least` on; two that are equally near."""
+    """The divisors of `count` from `least` on that are nearest to `wanted`: one, or two equally near."""
     divisors = [number for number in range(least, count + 1) if count % number == 0]
     least_apart = min(abs(number - wanted) for number in divisors)
     return [number for number in divisors if abs(number - wanted) == least_apart]

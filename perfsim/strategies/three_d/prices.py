@@ -81,7 +81,7 @@ class _Terms:
         self._components.append((np.array(place, dtype=np.int64), len(first), of_row, rows))
 
     def shares(self, of: Callable[[Work], Shares], *roles: str) -> Floats:
-        """What every work has of units and memory, shape (2, works); 0 of those that add to no such role."""
+        """Shares of units and memory of every work, shape (2, works); 0 for works that add to no role here."""
         shares = np.zeros((len(self.works), 2))
         for number, work in self.adds_to(*roles):
             shares[number] = of(work)
@@ -154,7 +154,7 @@ class _PassPrices(NamedTuple):
     host: Floats
     """What the host does in a pass of a layer with experts, while the device does all after the router."""
     hosted: Floats
-    """The device's part of that, forward."""
+    """What the device does in that time, forward."""
     hosted_backward: Floats
     dispatched: Floats
     """The way of rows to experts, next to which shared experts run."""

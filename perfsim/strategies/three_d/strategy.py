@@ -72,9 +72,9 @@ class ThreeD:
     ) -> tuple[Columns, Floats, Bools]:
         """All legal layouts, the share of its memory that a device uses of each, and which fit.
 
-        Where none fits, with context degrees at any length; where none leaves memory for fragmentation, with
-        offload; where none fits without recompute, also with that of modules by themselves, else what lacks
-        memory with the lightest of them.
+        The space grows where it has to. If nothing fits, context degrees are tried at any length. If nothing
+        fits without recompute, single modules are recomputed; else layouts that lack memory get the lightest
+        recompute. If nothing leaves memory for fragmentation, states are offloaded.
         """
         space = partial(layout_space, job, topology, self.free_degrees, self.zero_stage)
         columns = space()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from perfsim.proof.prove import Subject
-from perfsim.proof.ranks import _places_of
+from perfsim.proof.ranks import _positions_of
 from perfsim.specs.layout import ParallelLayout
 
 KINDS = [
@@ -35,6 +35,6 @@ def test_ranks_that_share_sequences_compute_what_one_does(
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_a_ring_gives_every_rank_as_many_earlier_positions(ranks: int) -> None:
     length = 4 * ranks
-    places = [_places_of(length, ranks, rank, "ring") for rank in range(ranks)]
+    places = [_positions_of(length, ranks, rank, "ring") for rank in range(ranks)]
     assert sorted(position for part in places for position in part) == list(range(length))
     assert len({sum(part) for part in places}) == 1
