@@ -36,6 +36,7 @@ from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
 from perfsim.specs.calibration import StateExchange
 from perfsim.specs.layout import (
+    OF_LATENTS,
     RECOMPUTED,
     ContextExchange,
     Layout,
@@ -250,8 +251,8 @@ def layout_in_words(plan: Plan[Any, Any]) -> str:
     return ", ".join([text_of(plan.layout), *(feature for feature, holds in features if holds)])
 
 
-PLAIN_MODES = tuple(mode for mode, runs in RECOMPUTED.items() if mode == "full" or "mla_up_proj" not in runs)
-"""Recompute modes of every model; the others run modules of latent attention again."""
+PLAIN_MODES = tuple(mode for mode in RECOMPUTED if mode not in OF_LATENTS)
+"""Recompute modes that every model has."""
 RECIPE = "gpt3_pretraining"
 
 
@@ -396,13 +397,12 @@ def _experts() -> Iterator[Case]:
 
 def _latents() -> Iterator[Case]:
     """Recompute of up-projections alone and with other modules, of context ranks and split backwards."""
-    for mode in RECOMPUTED:
-        if mode not in PLAIN_MODES:
-            base = ParallelLayout(tensor=2, data=2, sequence_parallel=True, expert=2, recompute=mode)
-            yield Case("3d", base)
-            yield Case("3d", replace(base, pipeline=2, schedule="zb1p", zero_stage=1), 3)
-            for exchange in get_args(ContextExchange):
-                yield Case("3d", replace(base, tensor=1, context=2, context_exchange=exchange))
+    for mode in OF_LATENTS:
+        base = ParallelLayout(tensor=2, data=2, sequence_parallel=True, expert=2, recompute=mode)
+        yield Case("3d", base)
+        yield Case("3d", replace(base, pipeline=2, schedule="zb1p", zero_stage=1), 3)
+        for exchange in get_args(ContextExchange):
+            yield Case("3d", replace(base, tensor=1, context=2, context_exchange=exchange))
 
 
 def _offload() -> Iterator[Case]:

@@ -23,6 +23,8 @@ RECOMPUTED: Mapping[str, frozenset[str]] = {
 the attention core, norms, up-projections of latent attention, the MLP, experts, and their activation."""
 OF_MODULES = tuple(mode for mode in RECOMPUTED if mode not in ("none", "selective", "full"))
 """Modes that tools without a choice of modules do not have."""
+OF_LATENTS = tuple(mode for mode in OF_MODULES if "mla_up_proj" in RECOMPUTED[mode])
+"""Modes that only models with latent attention have."""
 if TYPE_CHECKING:
     Recompute = str
 else:

@@ -17,7 +17,7 @@ communication follows that of the rest.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -130,6 +130,14 @@ class Replicas:
     def shards(self) -> int:
         """Ranks over which ZeRO divides a state."""
         return self.size if self.shard_group is None else self.shard_group
+
+    def with_experts(self, holders: int, num_parameters: float) -> Replicas:
+        """These with the experts of a rank, which of `holders` consecutive ranks each holds others."""
+        if not num_parameters:
+            return self
+        ranks = RankGroup(self.ranks.start, holders, self.ranks.stride * self.size // holders)
+        whole = replace(self, ranks=ranks, num_parameters=num_parameters, shard_group=None)
+        return replace(self, apart=replace(whole, alone=False, experts=True))
 
     @property
     def held(self) -> Held:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Bools, Ints
-from perfsim.costs.memory import stage_parameters, state_bytes
+from perfsim.costs.memory import stage_parameters
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout, Recompute
 from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
@@ -152,12 +152,7 @@ class RankShare:
             model=self.job.model,
             alone=layout.zero_stage == SHARDED,
         )
-        if not held.apart:
-            return replicas
-        ranks = RankGroup(self.first, layout.expert * layout.expert_tensor, layout.expert_replicas)
-        whole = replace(replicas, shard_group=None, alone=False)
-        apart = replace(whole, ranks=ranks, num_parameters=held.apart, experts=True)
-        return replace(replicas, apart=apart)
+        return replicas.with_experts(layout.expert * layout.expert_tensor, held.apart)
 
 
 # The slots of the schedule.
@@ -284,10 +279,8 @@ class StepWriter:
             last = self.placement.last_rank
             if last and self.plan.job.model.tied_embeddings:
                 # The first and last stage both wait for the sum of the gradient of a tied embedding.
-                ends = RankGroup(0, last * layout.width, 2)
                 first = self.stages.virtual[0]
-                shards = self.stages.replicas[0].gradient_shards
-                work = first.tied_embedding(ends, state_bytes(self.plan.job.recipe).reduced / shards)
+                work = first.tied_embedding(self.stages.replicas[0], last)
                 stream = f"{first.group.device}/send-previous"
                 reads = gradients[0] + gradients[last]
                 summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import passes_problem
 from perfsim.network import FatTree
-from perfsim.specs.layout import AXES, OF_MODULES, OFFLOADS, RECOMPUTED, ParallelLayout
+from perfsim.specs.layout import AXES, OF_LATENTS, OFFLOADS, ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
@@ -202,8 +202,7 @@ def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     stages = layout.num_stages
     chunks = layout.virtual_pipeline
     schedule = SCHEDULES.get(layout.schedule)
-    needs_latents = layout.recompute in OF_MODULES and "mla_up_proj" in RECOMPUTED[layout.recompute]
-    if needs_latents and job.model.latent_attention is None:
+    if layout.recompute in OF_LATENTS and job.model.latent_attention is None:
         words = f"recompute {layout.recompute}: {job.model.name} has no latent attention"
         yield words, [{"recompute": "norms"}, {"recompute": "mlp"}]
     if layout.recompute_every < 1:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from perfsim.costs.memory import routed_parameters, stage_parameters
+from perfsim.costs.memory import routed_parameters, stage_parameters, state_bytes
 from perfsim.strategies.three_d.data import GROUPS_STREAM, IN_FLIGHT, SHARDED, Held, Replicas, collective
 from perfsim.strategies.three_d.layers import (
     EMBEDDED,
@@ -128,11 +128,13 @@ class VirtualStage:
         """Send of a hidden activation to the next pipeline rank; each tensor peer sends its share."""
         return self._handing_on("pipeline.send", Kind.COMM_SEND, "send_recv", ranks)
 
-    def tied_embedding(self, ranks: RankGroup, grad_bytes: float) -> Work:
-        """Sum of the gradients of a tied embedding over the first and last stage."""
+    def tied_embedding(self, replicas: Replicas, last_rank: int) -> Work:
+        """Sum of the gradients of a tied embedding over the first rank, with its replicas, and the last."""
         part = self.group.part
         rows = padded_vocab_size(part.model, part.tensor) / part.tensor
+        grad_bytes = state_bytes(replicas.recipe).reduced / replicas.gradient_shards
         made = TensorClass("table_gradient", rows * part.model.hidden_size * grad_bytes)
+        ranks = RankGroup(0, last_rank * replicas.ranks.stride * replicas.size, 2)
         return collective("pipeline", "all_reduce", made.n_bytes, ranks, made, name="pipeline.tied_embedding")
 
     def _handing_on(self, name: str, kind: Kind, op: str, ranks: RankGroup | None) -> Work:

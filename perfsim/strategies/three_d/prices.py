@@ -17,7 +17,6 @@ import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.limits import present_limits
-from perfsim.costs.memory import state_bytes
 from perfsim.costs.price import Costs, Shares
 from perfsim.network import FatTree
 from perfsim.specs.layout import RECOMPUTED, Recompute
@@ -81,7 +80,7 @@ class _Terms:
         self._components.append((np.array(place, dtype=np.int64), len(first), of_row, rows))
 
     def shares(self, of: Callable[[Work], Shares], *roles: str) -> Floats:
-        """Shares of units and memory of every work, shape (2, works); 0 for works that add to no role here."""
+        """Shares of units and memory of works, shape (2, works); 0 for works that add to no such role."""
         shares = np.zeros((len(self.works), 2))
         for number, work in self.adds_to(*roles):
             shares[number] = of(work)
@@ -253,8 +252,7 @@ def _routed_terms(
 @lru_cache(maxsize=16384)
 def _apart_terms(job: Job, mode: Recompute, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
     """What a mode runs again of experts by itself."""
-    layout = layout_of(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
-    return {"recompute": RankShare(job, layout).experts(_EXPERTS, mode).again}
+    return {"recompute": _experts(job, sequences, ranks, expert, shared_by, mode).again}
 
 
 @lru_cache(maxsize=16384)
@@ -265,10 +263,12 @@ def _weights_terms(job: Job, number: int, *degrees: int) -> Named:
 
 
 @lru_cache(maxsize=16384)
-def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1) -> ExpertGroup:
+def _experts(
+    job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1, mode: Recompute = "none"
+) -> ExpertGroup:
     """The experts of a layer that compute the rows of `ranks` ranks with so many sequences together."""
     layout = layout_of(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
-    return RankShare(job, layout).experts(_EXPERTS)
+    return RankShare(job, layout).experts(_EXPERTS, mode)
 
 
 @lru_cache(maxsize=4096)
@@ -707,13 +707,9 @@ def _data_terms(
     ends = begins if first else shapes.head if last else 0.0
     layer = Held(shapes.layer, shapes.experts)
     whole = layer * layers + Held(ends)
-    first_rank = stage * tensor * data
-    ranks = RankGroup(first_rank, tensor, data)
+    ranks = RankGroup(stage * tensor * data, tensor, data)
     replicas = Replicas(job.recipe, ranks, "", whole.rest, zero, shards, model=job.model)
-    if whole.apart:
-        same_experts = RankGroup(first_rank, holds, tensor * data // holds)
-        apart = Replicas(job.recipe, same_experts, "", whole.apart, zero, model=job.model)
-        replicas = replace(replicas, apart=apart)
+    replicas = replicas.with_experts(holds, whole.apart)
 
     def reduce(held: Held, wanted: bool = True) -> list[Work]:
         works = replicas.reduce_works(held) if wanted else []
@@ -728,9 +724,7 @@ def _data_terms(
 
     tie: list[Work] = []
     if last_rank and job.model.tied_embeddings:
-        ends_of_pipeline = RankGroup(0, last_rank * tensor * data, 2)
-        grad_bytes = state_bytes(job.recipe).reduced / replicas.gradient_shards
-        tie = [_stage(job, (tensor, False, 1)).tied_embedding(ends_of_pipeline, grad_bytes)]
+        tie = [_stage(job, (tensor, False, 1)).tied_embedding(replicas, last_rank)]
     scatters = zero >= GRADIENTS_SHARDED
     updates_shard = 0 < zero < SHARDED
     return {

@@ -32,7 +32,7 @@ from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
-from perfsim.specs.layout import OF_MODULES, OFFLOADS, RECOMPUTED, ParallelLayout, Place, Recompute
+from perfsim.specs.layout import OF_LATENTS, OF_MODULES, OFFLOADS, ParallelLayout, Place, Recompute
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.specs.trainers import TRAINERS, Limits
@@ -580,25 +580,23 @@ def with_light_recompute(job: Job, space: Columns, short: Bools) -> Columns:
     These are norms and, of latent attention, up-projections, where the tool runs them by themselves.
     """
     mode: Recompute = "norms" if job.model.latent_attention is None else "latents+norms"
-    if job.recipe.recompute != "auto" or not _runs(job.runtime.searched, recompute=mode):
-        return space
-    some = space.rows(short & (space.recompute == MODES.index("none")))
-    return _joined([space, replace(some, recompute=np.full_like(some.recompute, MODES.index(mode)))])
+    return _with_recompute(job, space, [mode], short)
 
 
 def with_module_recompute(job: Job, space: Columns) -> Columns:
     """A space and, for each of its layouts without recompute, one with each mode of single modules."""
+    unfit = OF_LATENTS if job.model.latent_attention is None else ()
+    modes = [mode for mode in OF_MODULES if mode not in unfit]
+    return _with_recompute(job, space, modes, np.ones(len(space), dtype=np.bool_))
+
+
+def _with_recompute(job: Job, space: Columns, modes: Sequence[Recompute], tried: Bools) -> Columns:
+    """A space and, for those of its layouts without recompute that are tried, one with each of the modes."""
     if job.recipe.recompute != "auto":
         return space
-    some = space.rows(space.recompute == MODES.index("none"))
-    latent = job.model.latent_attention is not None
-    modes = [
-        MODES.index(mode)
-        for mode in OF_MODULES
-        if (latent or "mla_up_proj" not in RECOMPUTED[mode]) and _runs(job.runtime.searched, recompute=mode)
-    ]
-    others = [replace(some, recompute=np.full_like(some.recompute, mode)) for mode in modes]
-    return _joined([space, *others])
+    some = space.rows(tried & (space.recompute == MODES.index("none")))
+    runs = (MODES.index(mode) for mode in modes if _runs(job.runtime.searched, recompute=mode))
+    return _joined([space, *(replace(some, recompute=np.full_like(some.recompute, mode)) for mode in runs)])
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
