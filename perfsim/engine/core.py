@@ -96,7 +96,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
     """Fill in start and end of every task, -1: never; returns events and seconds with a contended link."""
     start_s[:] = -1.0
     end_s[:] = -1.0
-    return _follow(tables, _State.of(tables), rules.Sharing.of(tables), start_s, end_s)
+    return _follow(tables, _State.of(tables), rules.Shares.of(tables), start_s, end_s)
 
 
 @_compiled
@@ -166,7 +166,7 @@ def _proceed(state: _State, task: int, speed: float, now_s: float) -> float:
 
 @_compiled
 def _follow(
-    tables: Tables, state: _State, shares: rules.Sharing, start_s: Floats, end_s: Floats
+    tables: Tables, state: _State, shares: rules.Shares, start_s: Floats, end_s: Floats
 ) -> tuple[int, float]:
     """Fill in the start and the end of every task that has both; see `run`."""
     num_flows = len(tables.bytes_per_s)

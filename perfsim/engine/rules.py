@@ -16,7 +16,7 @@ from perfsim.base.arrays import Bools, Floats, Ids, Ints
 from perfsim.engine.tables import TOLERANCE, Tables
 
 
-class Sharing(NamedTuple):
+class Shares(NamedTuple):
     """How flows share links, and room to decide it; SimPy has lists, which it reads faster by the element."""
 
     live: Ints
@@ -35,7 +35,7 @@ class Sharing(NamedTuple):
     on_links: Floats
 
     @classmethod
-    def of(cls, tables: Tables) -> Sharing:
+    def of(cls, tables: Tables) -> Shares:
         """The links before any flow."""
         links = np.zeros(len(tables.capacity), dtype=np.bool_)
         flows = np.zeros(len(tables.bytes_per_s), dtype=np.int64)
@@ -53,7 +53,7 @@ class Sharing(NamedTuple):
         )
 
 
-def reached(tables: Tables, shares: Sharing, changed: Ints) -> tuple[int, int]:
+def reached(tables: Tables, shares: Shares, changed: Ints) -> tuple[int, int]:
     """Flows whose rate may change when the live numbers of the `changed` ones do, ascending.
 
     Only a contended link joins the rates of flows. `hot` is updated for all links of the flows that are
@@ -114,7 +114,7 @@ def reached(tables: Tables, shares: Sharing, changed: Ints) -> tuple[int, int]:
     return count, more_hot
 
 
-def fill(tables: Tables, shares: Sharing, flows: Ints) -> None:
+def fill(tables: Tables, shares: Shares, flows: Ints) -> None:
     """Set the fraction of their own speed at which `flows` run."""
     first, crossed = tables.links
     live = shares.live

@@ -98,7 +98,7 @@ class _Links:
     def __init__(self, env: simpy.Environment, tables: Tables) -> None:
         self.env = env
         self.tables: Tables = _in_lists(tables)
-        self.shares: rules.Sharing = _in_lists(rules.Sharing.of(tables))
+        self.shares: rules.Shares = _in_lists(rules.Shares.of(tables))
         self.under_way: list[dict[_Activity, None]] = [{} for _ in tables.bytes_per_s]
         self.changed: dict[int, None] = {}
         self.num_hot = 0

@@ -83,7 +83,7 @@ def simulate(
 
 
 def _pays_to_load(graph: TaskGraph) -> bool:
-    """Whether this process has searched, with this graph, through so many tasks as to load the core."""
+    """Whether this process, with this graph, has searched through enough tasks to load the core."""
     global _searched  # noqa: PLW0603 (a tally of the process, which changes no result)
     _searched += len(graph)
     return "numba" in sys.modules or _searched > FEWEST_TO_LOAD

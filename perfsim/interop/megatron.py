@@ -114,7 +114,7 @@ def _window(settings: Settings) -> int | None:
 
 
 def _expert_layers(settings: Settings) -> tuple[bool, ...]:
-    """Which layers have experts: one in so many, or a pattern such as `([0]*3+[1]*58)`."""
+    """Which layers have experts: one in `moe_layer_freq`, or a pattern such as `([0]*3+[1]*58)`."""
     layers: int = settings.ours["model.num_layers"]
     given = settings.raw("moe_layer_freq")
     if isinstance(given, list):
@@ -612,7 +612,7 @@ FEWEST = 3
 
 
 def _steps(text: str, parts: int = 1) -> tuple[Step, ...]:
-    """The median step of each batch size, or of so many parts of its lines, in the order of the log."""
+    """The median step of each batch size, or of each of its `parts`, in the order of the log."""
     by_batch: dict[int, list[float]] = defaultdict(list)
     for match in ELAPSED.finditer(text):
         batch = BATCH.search(match[0])

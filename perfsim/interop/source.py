@@ -216,12 +216,12 @@ class Settings:
         return recipe
 
     def layout(self, ranks: int | None = None) -> ParallelLayout:
-        """What was read of a layout, with as many replicas as so many ranks are."""
+        """What was read of a layout; `ranks` in all tell its replicas."""
         layout = ParallelLayout(**self.part("layout"))
         return layout if ranks is None else replace(layout, data=self.replicas(layout, ranks))
 
     def replicas(self, layout: ParallelLayout, ranks: int) -> int:
-        """How many replicas so many ranks are. Raises InputError where other degrees do not divide them."""
+        """The replicas of a layout on `ranks` ranks; InputError where its degrees do not divide them."""
         degrees = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
         ways = math.prod(degrees.values())
         if ranks < ways or ranks % ways:

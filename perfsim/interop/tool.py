@@ -374,7 +374,7 @@ def qk_norm(key: str, write: Write | None = None) -> Row:
 
 
 def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
-    """The row of the number of experts, of which 0 and 1 are none, and rows of models that have some."""
+    """The row of the number of experts, where 0 and 1 mean none, and rows of models that have some."""
 
     def read(settings: Settings) -> int | None:
         count = settings.integer(*keys.split(), least=0, most=MOST_WIDTH)
@@ -387,7 +387,7 @@ def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
 
 
 def share_on_cpu(key: str) -> Row:
-    """The row of a share of the optimizer that the CPU keeps, of which all is described."""
+    """The row of the share of the optimizer that the CPU keeps; a description has all of it there."""
 
     def read(settings: Settings) -> None:
         share = settings.number(key)

@@ -25,7 +25,7 @@ from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
-from perfsim.work import Kind, TaskGraph, Work
+from perfsim.work import TaskGraph, Work
 from perfsim.work.counts import attention_flop_per_step, model_flop_per_step, parameters
 
 # Traffic of wafers on MemoryX, the SwarmX tree, and the ports of each system.
@@ -318,8 +318,7 @@ class WaferCluster(Machine):
         weights = use.share * matrices / (2.0 * tokens)
         hidden = {"link": wafer.hidden_from_tokens(tokens, costs.duration_s(use), costs.fixed_s(use), load_s)}
         # The compute of a whole step hides flash and updates, whose times do not depend on tokens.
-        computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
-        compute_s = float(duration_s[computing].sum()) / len(graph.step_ends)
+        compute_s = float(duration_s[graph.is_compute].sum()) / len(graph.step_ends)
         fixed_s = graph.mean_over_steps(costs.fixed_s)
         for lane in ("flash", "update"):
             busy_s = self.busy_s(plan.topology, graph, duration_s, lane)

@@ -342,7 +342,7 @@ def _inputs(plan: Plan, cause: str, allowed_share: float) -> Iterator[Caveat]:
 
 
 def batch_caveats(question: Question) -> list[Caveat]:
-    """A caveat on the batch where the question gives none: the recipe's, or so many sequences per device."""
+    """A caveat on the batch where the question gives none: the recipe's, or a default per device."""
     if question.batch is not None:
         return []
     batch = question.job.global_batch_size

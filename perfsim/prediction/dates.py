@@ -91,7 +91,7 @@ def _absent(day: str, part: Part, help_text: str) -> InputError:
 
 
 def _nearest(system: SystemSpec, day: str) -> str:
-    """The newest system of the same kind of which all parts existed, in words."""
+    """The newest system of the same kind whose parts all existed, in words."""
     best = ("", "")
     catalog = default_catalog()
     for name in catalog.names("system"):

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfsim.base.arrays import Bools, Floats, Ids
+from perfsim.base.arrays import Floats, Ids
 from perfsim.base.errors import InputError
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import MOST_TASKS, Placed, place
 from perfsim.network import Topology
 from perfsim.prediction.run import Evaluation, Perturbed
 from perfsim.specs.perturbations import PerturbationSpec
-from perfsim.work import Kind, TaskGraph
+from perfsim.work import TaskGraph
 
 ALIKE = "all replicas have the same jitter, as separate ones are too many tasks: a lower bound"
 
@@ -65,11 +65,6 @@ def _draw(
     return step.run(duration_s), placed
 
 
-def _computes(graph: TaskGraph) -> Bools:
-    """Which tasks are computation, which a slow device slows down."""
-    return np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
-
-
 def with_stragglers(graph: TaskGraph, duration_s: Floats, ranks: Ids, factors: Mapping[int, float]) -> Floats:
     """Durations where rank r computes `factors[r]` times as long; `ranks` has one entry per task."""
     if not factors:
@@ -77,7 +72,7 @@ def with_stragglers(graph: TaskGraph, duration_s: Floats, ranks: Ids, factors: M
     slow_ranks = np.array(list(factors))
     factor = np.ones(int(max(ranks.max(initial=0), slow_ranks.max())) + 1)
     factor[slow_ranks] = list(factors.values())
-    return np.where(_computes(graph) & (ranks >= 0), duration_s * factor[np.maximum(ranks, 0)], duration_s)
+    return np.where(graph.is_compute & (ranks >= 0), duration_s * factor[np.maximum(ranks, 0)], duration_s)
 
 
 def with_jitter(
@@ -90,7 +85,7 @@ def with_jitter(
     """
     if not sigma:
         return duration_s
-    tasks = np.flatnonzero(_computes(graph))
+    tasks = np.flatnonzero(graph.is_compute)
     worst = np.full(len(tasks), -np.inf)
     counts = together[tasks]
     for number in range(int(counts.max(initial=0))):

@@ -36,7 +36,7 @@ ALIKE_ERROR = 0.01
 Fitted: with 0.01 all 150 questions of `reports/regret.md` keep their pick, with 683 simulations (954 before).
 """
 TIE_DIGITS = 9
-"""Steps that agree in so many digits are equally fast; the order of the estimates decides between them."""
+"""Steps that agree in these digits are equally fast; the order of the estimates decides between them."""
 MOST_CONFIRMED = 16
 """How many layouts of a question are simulated at most."""
 MOST_ALIKE = 6
@@ -169,7 +169,7 @@ class Search:
         return within if len(within) else self.ranked
 
     def leaner(self, most: int) -> list[int]:
-        """Indices of at most so many layouts, the fastest by estimate within ever less of the memory."""
+        """Indices of at most `most` layouts, the fastest by estimate within ever less of the memory."""
         share = self.screening.memory_share[self.order]
         limits = np.geomspace(share[0], share.min(), most)
         return list(dict.fromkeys(int(self.order[np.argmax(share <= limit)]) for limit in limits))
@@ -350,7 +350,7 @@ def best_plan(question: Question, *, ranks: bool = False, reported: bool = True)
 # only 1 or 2 replicas can be made, and all other devices become stages.
 
 SHARE = 8
-"""A batch divides where one in so many devices, a node of a DGX, can be a replica."""
+"""A batch divides where one in SHARE devices, a node of a DGX, can be a replica."""
 RANGE = 0.1
 """How far another batch, or number of devices, may be away, as a share of it, where the asked are legal."""
 MOST_NEAR = 16
@@ -363,7 +363,7 @@ def divides(batch: int, devices: int) -> bool:
 
 
 def divisible(question: Question, *, legal: bool = True, fit: bool = False) -> list[Question]:
-    """The same with the nearest batch that divides, and with such a number of devices; none where it does.
+    """The question with the nearest batch or number of devices that divides; none where its own do.
 
     Of a question without a `legal` layout, or where a plan is to `fit`, the nearest that has a plan.
     """

@@ -185,7 +185,7 @@ def points_of(screening: Screening, job: Job, device: DeviceSpec) -> Ints:
 
 
 def expected(points: Ints) -> Floats:
-    """The ratio of measured to predicted step that is expected of layouts with so many points."""
+    """The ratio of measured to predicted step that is expected of layouts, by their points."""
     return np.array(EXPECTED)[np.minimum(points, len(EXPECTED) - 1)]
 
 

@@ -32,7 +32,7 @@ from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.layers import expert_load
-from perfsim.work import Kind, TaskGraph, Work
+from perfsim.work import TaskGraph, Work
 from perfsim.work.graph import HEAD, block_name
 from perfsim.work.kernels import Kernel
 from perfsim.work.layer import FLASH, padded_vocab_size
@@ -125,7 +125,7 @@ class _Product(NamedTuple):
 
 
 def _products(model: TransformerConfig, kind: LayerKind) -> dict[str, _Product]:
-    """The products with weights of a layer, by name: its matrices, of which a graph joins some by columns."""
+    """The products with weights of a layer, by name: its matrices, some joined by columns as in graphs."""
     products: dict[str, _Product] = {}
     for block in (kind, EXPERTS) if kind.experts else (kind,):
         rows = float(model.given_experts().top_k) if block == EXPERTS else 1.0
@@ -359,8 +359,8 @@ def _unsummed(graph: TaskGraph) -> Iterator[tuple[str, int]]:
     inside = (place % np.abs(stride) == 0) & (place >= 0) & (place < np.abs(stride) * size)
     added = np.where(inside | (rank < 0), sums[graph.work[reader]], 0)
     # What a task adds or joins on the way to the collective is summed with it.
-    computes = np.array([work.kind is Kind.COMP for work in works])[graph.work]
-    same = (graph.block[writer] == graph.block[reader]) & computes[reader] & (needs[graph.work[reader]] == 1)
+    joins = graph.is_compute[reader] & (needs[graph.work[reader]] == 1)
+    same = (graph.block[writer] == graph.block[reader]) & joins
     for ranks in set(needs[needs > 1].tolist()):
         reached: Bools = np.zeros(len(graph), dtype=bool)
         reached[writer[added == ranks]] = True
@@ -436,7 +436,7 @@ def _drawn(size: int, count: int, parts: int, rng: np.random.Generator) -> Ints:
 
 
 def _rounded(values: Floats, bits: int) -> Floats:
-    """Numbers with so many bits of significand."""
+    """Numbers rounded to `bits` bits of significand."""
     fraction, exponent = np.frexp(values)
     fraction *= 2.0**bits
     exponent -= bits

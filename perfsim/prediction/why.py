@@ -338,11 +338,11 @@ def _rates(question: Question) -> Iterator[tuple[str, Callable[[float], Changes]
             rate = rate.get(name) if isinstance(rate, dict) else getattr(rate, name, None)
         if rate:
             yield words, partial(_times, f"system.{path}", rate), deviation
-    framework = question.job.runtime.stack
-    if framework is None or framework.cuda_graph:
+    stack = question.job.runtime.stack
+    if stack is None or stack.cuda_graph:
         return
     names = ("host_s_per_kernel", "expert_pass_s")
-    times_s = {f"runtime.framework.{name}": getattr(framework, name) for name in names}
+    times_s = {f"runtime.framework.{name}": getattr(stack, name) for name in names}
     waits = (
         "the host, which waits for counts of experts" if question.model.experts else "launches of the host"
     )

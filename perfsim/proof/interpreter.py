@@ -87,11 +87,11 @@ class _Target(NamedTuple):
 
 
 class _Partial(NamedTuple):
-    """A tensor of which each tensor peer has a summand or a part: the claim about the whole."""
+    """A tensor that is the sum or the union of what tensor peers have: the claim about the whole."""
 
     claim: Claim | None = None
     carries: int | None = None
-    """The block of which gradients are summed with it."""
+    """The block whose gradients are summed with it."""
     later: bool = False
     """Whether a task of its own adds them to the block's, not the collective."""
     of_words: bool = False
@@ -209,7 +209,7 @@ class Interpreter:
         return self.slots.get(cell, cell)
 
     def in_turn(self, name: str, parts: int = 1) -> list[Cell]:
-        """The next of a device's buffers that are used in turn; each has so many parts."""
+        """The next of a device's buffers that are used in turn, in its parts."""
         number = self.turns.get((self.device, name), 0)
         self.turns[self.device, name] = number + 1
         first = number % self.slots_of.get(name, 2) * parts
@@ -245,7 +245,7 @@ class Interpreter:
         return [position for position, cell in enumerate(cells) if cell and self.program.labels[cell] == name]
 
     def blocks_of(self, task: Task, count: int = 1) -> list[int]:
-        """The blocks of this device that a task is about: so many layers, embedding and LM head, or all.
+        """The blocks of this device that a task is about: `count` layers, embedding and LM head, or all.
 
         A copy for embedding or LM head is for both. Work for experts is about the experts of the layers.
         """

@@ -563,7 +563,7 @@ OPERATORS = "operators"
 _WHOLE = {"core_attn": ("core", "output"), "mlp": FEED_FORWARD}
 """Parts that a module of recompute runs again."""
 _AROUND = {"layernorm": ("heads", "mlp", "router"), "mla_up_proj": ("heads",), "moe_act": ("experts",)}
-"""Parts of which a module runs some again, and keeps the results of the other products."""
+"""Parts that a module runs again but for products whose results are kept."""
 
 
 def _modules(mode: str) -> frozenset[str]:

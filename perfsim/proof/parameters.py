@@ -176,7 +176,7 @@ class _BlockLayout:
             if not (name.startswith("expert_") or name in _ADDED_ONCE)
             and not any(AXES[axis].divided for axis in of)
         ]
-        """Tensors that every peer holds whole, of whose gradients each peer makes a summand."""
+        """Tensors that every peer holds whole; the sum of what peers make is their gradient."""
 
     @cached_property
     def counted(self) -> Floats:

@@ -245,7 +245,7 @@ CHECK_EVERY = 1_000
 
 
 def hazards(program: Program, precedence: Precedence) -> Iterator[Fault]:
-    """Every pair of unordered tasks of which one depends on what the other does to a buffer."""
+    """Every pair of unordered tasks where one depends on what the other does to a buffer."""
     last_write: dict[Cell, int] = {}
     readers: dict[Cell, list[int]] = {}
     limits = present_limits()

@@ -222,7 +222,7 @@ class Schedule:
     """Chunks per rank; None: any number."""
     traits: tuple[Trait, ...] = ()
     fills: int | None = None
-    """Micro-batches, as a multiple of the ranks, of which a rank holds as much as of any more; None: none."""
+    """Micro-batches over ranks beyond which a rank holds no more; None: it holds all micro-batches."""
 
     def has(self, trait: Trait) -> bool:
         return trait in self.traits
@@ -286,7 +286,7 @@ def _one_f_one_b(rank: int, pipeline: int, _: int, microbatches: int) -> RankOrd
 def _alternating(
     rank: int, microbatches: int, warm_up: int, delay: int | None = None, *, joined: bool = False
 ) -> RankOrder:
-    """Warm-up forwards, then F and B in turn, and each W so many micro-batches after B; None: no W."""
+    """Warm-up forwards, then F and B in turn, and each W `delay` micro-batches after its B; None: no W."""
     slots = [Slot("F", rank, 0, number) for number in range(min(warm_up, microbatches))]
     for number in range(microbatches + (delay or 0)):
         if number + warm_up < microbatches:
@@ -383,7 +383,7 @@ def _zbv(rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
 
 
 def _lettered(rank: int, microbatches: int, phases: Sequence[tuple[str, int]]) -> RankOrder:
-    """Passes by their letters, each phase so many times; `+` joins a forward to the backward behind it."""
+    """Passes by their letters: phases and how often each runs; `+` joins a forward to the backward behind."""
     letters = "".join(letters * times for letters, times in phases)
     next_of = dict.fromkeys(_LETTERS, 0)
     slots: RankOrder = []

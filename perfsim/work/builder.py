@@ -112,7 +112,7 @@ class Template(_Tasks):
 
 
 class InBlock(NamedTuple):
-    """A template, and the block whose tasks are written in it."""
+    """Writes the tasks of one block into a template."""
 
     template: Template
     block: int = WHOLE_DEVICE

@@ -19,7 +19,7 @@ from perfsim.work.counts import parameters
 ASPECT = ((1e8, 1.3e9, 6.7e9), (77.0, 85.0, 128.0))
 """Parameters, and width over layers, linear in the log: Cerebras-GPT [2304.03208], GPT-3 [2005.14165]."""
 EVEN = ((32, 8), (24, 2))
-"""From so many heads and so many layers on they are multiples of these, so that degrees divide them."""
+"""From the first number on, heads (first pair) and layers are multiples of the second, for degrees."""
 WIDTHS = 128
 """Widths are multiples of it, where heads do not ask for another number."""
 FARTHEST = 2.0

@@ -303,6 +303,11 @@ class TaskGraph:
             raise GraphError("this graph is partly unfolded: its devices stand for unlike numbers of ranks")
         return widths.pop() if widths else 1
 
+    @cached_property
+    def is_compute(self) -> Bools:
+        """Whether each task computes, and is no copy or communication."""
+        return np.array([work.kind is Kind.COMP for work in self.works])[self.work]
+
     @property
     def num_tensors(self) -> int:
         return int(self.first_write[-1])

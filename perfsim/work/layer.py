@@ -147,7 +147,7 @@ def _cast(kernel: Kernel, part: LayerSlice) -> Iterator[Kernel]:
 
 
 def cast_kernel(name: str, numbers: float, precision: Precision, launches: int = 1) -> Kernel:
-    """The cast of so many numbers of 16 bits to two narrow copies, one of them transposed."""
+    """The cast of `numbers` numbers of 16 bits to two narrow copies, one of them transposed."""
     return elementwise(name, cast_bytes(precision) * numbers, launches)._replace(precision=precision)
 
 
@@ -385,7 +385,7 @@ def _mlp_linears(part: LayerSlice, prefix: str, ffn: int) -> tuple[Kernel, Kerne
 def _two_products(
     part: LayerSlice, which: LayerPass, name: str, products: Kernels, elements: float, *, bias: bool
 ) -> Kernels:
-    """Two products with GELU (or SwiGLU) of so many elements between them, which is one kernel."""
+    """Two products with one kernel between them: GELU or SwiGLU of `elements` elements."""
     fc1, fc2 = products
     gate = 1.5 if part.model.gated_mlp else 1.0
     n_bytes = gate * part.element_bytes * elements
@@ -579,7 +579,7 @@ def _head(part: LayerSlice, positions: int, which: LayerPass) -> Kernels:
 
 
 def _fused_loss(eager: Kernel, n_bytes: float, logits: float, part: LayerSlice) -> Kernel:
-    """The loss in one kernel that moves so many bytes, or in a compiler's merged passes."""
+    """The loss in one kernel that moves `n_bytes`, or in a compiler's merged passes."""
     if "cross_entropy_passes" in part.fused and part.element_bytes < FULL:
         merged = _MERGED_PASSES_BYTES[eager.name] * logits
         return eager._replace(bytes_accessed=merged, launches=eager.launches // 2)

@@ -111,7 +111,7 @@ class Unfolded:
 
     graph: TaskGraph
     task: Ids
-    """The folded task of which each task is an instance."""
+    """The folded task that each task is an instance of."""
     rank: Ids
     """The (first) rank that runs each task; -1 on a shared stream."""
     first: Ints

@@ -44,7 +44,7 @@ class _Block:
     matrices: float = field(default=0.0, kw_only=True)
     """Weights that can be sparse: the weights of a layer."""
     tied: float = field(default=0.0, kw_only=True)
-    """Parameters that the block of the embedding updates, with which the LM head shares them."""
+    """Parameters that the LM head shares with the embedding, whose block updates them."""
 
     @property
     def op(self) -> str:
@@ -344,7 +344,7 @@ class StreamedSteps:
         self.store = Store(plan.job, self.system, plan.num_microbatches)
 
     def sequences(self, *, last: bool) -> int:
-        """Sequences in a micro-batch of a system, of which the last of a step may have fewer."""
+        """Sequences in a micro-batch of a system; the last micro-batch of a step may have fewer."""
         size = self.plan.layout.micro_batch_size
         per_system = -(-self.plan.job.global_batch_size // self.plan.layout.data)
         return per_system - (self.plan.num_microbatches - 1) * size if last else size

@@ -23,7 +23,7 @@ from perfsim.strategies.streaming.memory import SERVERS, Store
 from perfsim.strategies.streaming.passes import BlockWorks, StreamedSteps, StreamingPlan
 from perfsim.work import GraphBuilder, Work
 
-# The step of weight streaming in closed form, with which the planner screens memory policies.
+# The step of weight streaming in closed form, by which the planner screens memory policies.
 #
 # Each block of each micro-batch takes the longest of what runs in parallel: compute, weights in, gradients
 # out, activations out or back. In the last micro-batch a block is updated when its gradient is complete and

@@ -115,7 +115,7 @@ class Division:
         ]
 
     def recomputed(self, every: int) -> Bools:
-        """Whether each layer is recomputed, where so many of the longest virtual stage have one that is.
+        """Whether each layer is recomputed, where one in `every` layers of the longest virtual stage is.
 
         These are the first of each stage, and as many of each, as with Megatron's `block`. Layers of
         multi-token prediction are recomputed only where all are.
@@ -189,15 +189,15 @@ def divided(
 
 
 @lru_cache(maxsize=256)
-def kinds_of(model: TransformerConfig) -> tuple[LayerKind, ...]:
+def distinct_kinds(model: TransformerConfig) -> tuple[LayerKind, ...]:
     """The distinct kinds of a model's layers, in the order in which they appear."""
     return tuple(dict.fromkeys(layer_kinds(model)))
 
 
 @lru_cache(maxsize=256)
 def kind_numbers(model: TransformerConfig) -> tuple[int, ...]:
-    """The kind of every layer by its index in `kinds_of`; empty where all are alike."""
-    kinds = kinds_of(model)
+    """The kind of every layer by its index in `distinct_kinds`; empty where all are alike."""
+    kinds = distinct_kinds(model)
     return tuple(map(kinds.index, layer_kinds(model))) if len(kinds) > 1 else ()
 
 
@@ -225,7 +225,7 @@ class Divisions:
         return np.array([division.placement.last_rank for division in self.divisions])
 
     def filled(self, division: Ints, microbatches: Ints) -> Ints:
-        """The fewest micro-batches of which ranks are known to hold as much as of so many."""
+        """The fewest micro-batches with which ranks are known to hold as much as with `microbatches`."""
         fills = [schedule.fills for schedule in SCHEDULES.values()]
         multiple = np.array([np.iinfo(np.int32).max if most is None else most for most in fills])
         return np.asarray(np.minimum(microbatches, (multiple[self.schedule] * self.pipeline)[division]))

@@ -47,8 +47,8 @@ def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     placement = division.placement
     kinds = layer_kinds(job.model)
     recomputed = division.recomputed(layout.recompute_every)
-    framework = job.runtime.stack
-    waits = framework is not None and framework.pass_s > 0
+    stack = job.runtime.stack
+    waits = stack is not None and stack.pass_s > 0
 
     def ranks_to(number: int, next_number: int) -> RankGroup | None:
         """The ends of a message between virtual stages; None within a rank and beyond the pipeline's ends."""
@@ -123,9 +123,9 @@ class RankShare:
     def experts(self, kind: LayerKind, mode: Recompute = "none") -> ExpertGroup:
         """The experts of a layer; the host waits to learn how many rows go where, unless that is fixed."""
         recipe = self.job.recipe
-        framework = recipe.runtime.stack
-        knows = framework is None or framework.cuda_graph or recipe.expert_capacity is not None
-        waits = not knows and framework is not None and framework.expert_pass_s > 0
+        stack = recipe.runtime.stack
+        fixed = recipe.expert_capacity is not None
+        waits = not fixed and stack is not None and not stack.cuda_graph and stack.expert_pass_s > 0
         part = slice_of(self.job, self.layout, kind)
         ranks = RankGroup(self.first, self.layout.expert_tensor, self.layout.expert)
         shares = RankGroup(self.first, 1, self.layout.expert_tensor)

@@ -37,7 +37,7 @@ from perfsim.work.kernels import Kernel, LayerSlice
 # layer takes as long as the rank with most rows lets it, and all ranks stay alike. The popularity of an
 # expert is log-normal around equal shares, drawn with a fixed seed; a rank's is the mean of its experts, and
 # the load is the mean over draws of the fullest rank's load. Routing that a run forces to be balanced has
-# load 1, and a capacity factor limits the rows of an expert to so many times their equal share.
+# load 1, and a capacity factor limits the rows of an expert to a multiple of their equal share.
 
 SEED = 2026
 DRAWS = 256
@@ -45,7 +45,7 @@ DRAWS = 256
 
 
 def expert_load(job: Job, ranks: int) -> float:
-    """Rows that the fullest of so many ranks computes, over the mean of all."""
+    """Rows that the fullest of the ranks of experts computes, over the mean of these ranks."""
     recipe = job.recipe
     experts = job.model.experts
     if experts is None or recipe.routing == "balanced":
@@ -56,7 +56,7 @@ def expert_load(job: Job, ranks: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _fullest_rank(experts: int, ranks: int, spread: float) -> float:
-    """Mean over draws of the load of the fullest rank, whose experts' popularity has this deviation."""
+    """The load of the fullest rank, the mean over draws; `spread` deviates the popularity of experts."""
     if ranks == 1 or spread == 0.0:
         return 1.0
     drawn = np.exp(spread * np.random.default_rng(SEED).standard_normal((DRAWS, experts)))

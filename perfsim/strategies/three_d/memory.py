@@ -25,7 +25,7 @@ from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
-from perfsim.strategies.three_d.division import RankColumns, kinds_of
+from perfsim.strategies.three_d.division import RankColumns, distinct_kinds
 from perfsim.strategies.three_d.layers import head_positions, layout_of, slice_of
 from perfsim.strategies.three_d.space import MODES, PLACES, Columns, distinct_rows
 from perfsim.work import counts
@@ -87,7 +87,7 @@ OF_LAYERS = ("keeps_all", "keeps", "inputs", "layer", "experts")
 @lru_cache(maxsize=64)
 def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
     """`SliceBytes` of every kind of layer, by arguments of `layout_of` and the index of a recompute mode."""
-    kinds = kinds_of(job.model)
+    kinds = distinct_kinds(job.model)
 
     def of_kind(kind: LayerKind, layout: ParallelLayout, mode: Recompute) -> tuple[float, ...]:
         part = slice_of(job, layout, kind)

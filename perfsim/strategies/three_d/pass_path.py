@@ -84,7 +84,7 @@ class _PassSeconds(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, steps: Steps, node: int) -> _PassSeconds:
-        """The passes of layouts on nodes of so many devices."""
+        """The passes of layouts on nodes of `node` devices."""
         columns = steps.columns
         prices = steps.passes
         replicas = steps.replicas
@@ -153,7 +153,7 @@ class _PassSeconds(NamedTuple):
 
 
 def _step_s(job: Job, steps: Steps, passes: _PassSeconds, row: int, update_s: float) -> float:
-    """Seconds of a step of one layout, with an update of so many on every rank after its reductions."""
+    """Seconds of a step of one layout; on every rank an update of `update_s` follows its reductions."""
     present_limits().in_time(lambda: "the passes of layouts were being followed")
     columns = steps.columns
     division = columns.divisions[int(columns.division[row])]

@@ -384,7 +384,7 @@ class StagePass:
         return [self.template.task(work, stream, (), after, block=block).tensor for work in works]
 
     def _begin(self, tensor: int) -> int:
-        """The tensor with which a pass begins, once the host is ready."""
+        """The tensor that a pass begins with, once the host is ready."""
         if not self.stage.waits:
             return tensor
         return self.template.task(self.stage.wait, self.group.compute, [tensor]).tensor

@@ -31,7 +31,7 @@ from perfsim.strategies.three_d.data import (
     layers_per_bucket,
     norm_works,
 )
-from perfsim.strategies.three_d.division import kind_numbers, kinds_of
+from perfsim.strategies.three_d.division import distinct_kinds, kind_numbers
 from perfsim.strategies.three_d.emission import RankShare
 from perfsim.strategies.three_d.expert import ExpertGroup, Which
 from perfsim.strategies.three_d.layers import (
@@ -137,7 +137,7 @@ class _PassPrices(NamedTuple):
     receive: Floats
     """Gathering a received tensor over the tensor group."""
     begin: Floats
-    """The wait with which a pass of a pipeline begins."""
+    """The wait at the beginning of a pass of a pipeline."""
     # Parts of a layer that are not simply added to its passes.
     inputs: Floats
     """The backward without weight gradients."""
@@ -177,7 +177,7 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: i
     stops `early`, at the last tensor that the backward reads. Attention comes with the sums of the tensor
     group, and in a ring of context ranks.
     """
-    kind = kinds_of(job.model)[number]
+    kind = distinct_kinds(job.model)[number]
     layout = layout_of(*degrees)
     if run == "early":
         layout = replace(layout, zero_stage=SHARDED)
@@ -258,7 +258,7 @@ def _apart_terms(job: Job, mode: Recompute, sequences: int, ranks: int, expert: 
 @lru_cache(maxsize=16384)
 def _weights_terms(job: Job, number: int, *degrees: int) -> Named:
     """Weight gradients of a block with experts where they are a pass of their own, by all degrees."""
-    group = RankShare(job, layout_of(*degrees)).experts(kinds_of(job.model)[number])
+    group = RankShare(job, layout_of(*degrees)).experts(distinct_kinds(job.model)[number])
     return {"weights": group.works("wgrad")}
 
 
@@ -266,7 +266,7 @@ def _weights_terms(job: Job, number: int, *degrees: int) -> Named:
 def _experts(
     job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1, mode: Recompute = "none"
 ) -> ExpertGroup:
-    """The experts of a layer that compute the rows of `ranks` ranks with so many sequences together."""
+    """The experts of a layer that compute the rows of `ranks` ranks with `sequences` sequences in all."""
     layout = layout_of(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
     return RankShare(job, layout).experts(_EXPERTS, mode)
 
@@ -294,8 +294,8 @@ def _send_terms(job: Job, node: int, chunked: int, *degrees: int) -> Named:
     In an interleaved pipeline the host waits before every pass.
     """
     stage = _stage(job, degrees)
-    framework = job.runtime.stack
-    waits = chunked and framework is not None and framework.pass_s > 0
+    stack = job.runtime.stack
+    waits = chunked and stack is not None and stack.pass_s > 0
     return {
         "send": (stage.send(RankGroup(0, 1, 2)),) if node != 1 else (),
         "farthest_send": (stage.send(RankGroup(0, node, 2)),) if node else (),
@@ -307,7 +307,7 @@ def _send_terms(job: Job, node: int, chunked: int, *degrees: int) -> Named:
 def _stage(job: Job, degrees: Sequence[int]) -> VirtualStage:
     """A stage with embedding and LM head around layers of the last kind."""
     layout = layout_of(*degrees)
-    group = RankShare(job, layout).group(kinds_of(job.model)[-1])
+    group = RankShare(job, layout).group(distinct_kinds(job.model)[-1])
     return VirtualStage(0, 1, 0, 0, group, (), None, None, head_positions(job, layout.context))
 
 
@@ -340,7 +340,7 @@ class Passes:
         """The share of every layout."""
         shares = columns.rows(first)
         splits, mode, sends, chunked = (key[first] for key in keys[-4:])
-        self._kinds = len(kinds_of(job.model))
+        self._kinds = len(distinct_kinds(job.model))
         self._ranks = shares.context
         self._terms = _Terms(_PassPrices._fields, self._kinds * len(first))
         self._write(job, shares, splits, mode, sends, chunked)
@@ -386,13 +386,13 @@ class Passes:
         shares_of_nics = of_nics.forward / prices.forward, backward_s / prices.backward, of_nics.dispatched
         self.on_nics = np.stack([part[-1] for part in shares_of_nics], axis=1)
         """Of a layer of the last kind: shares of forward and backward in which messages cross NICs, and the
-        seconds with which the way of rows to experts does, shape (shares, 3)."""
+        seconds in which the way of rows to experts does, shape (shares, 3)."""
 
     def _write(self, job: Job, shares: Columns, splits: Ints, mode: Ints, sends: Ints, chunked: Ints) -> None:
         """Write the works of every kind of layer under every share, and of what is around the last kind."""
         base = Job(job.model, job.recipe, 1)
         terms = self._terms
-        kinds = kinds_of(job.model)
+        kinds = distinct_kinds(job.model)
 
         def every(column: Ints | Bools) -> Ints:
             return np.tile(column, len(kinds)).astype(np.int64)
@@ -440,7 +440,7 @@ class Passes:
             where = has_experts & (modes == mode)
             self._terms.add((*routed, *divided), partial(_apart_terms, job, MODES[mode]), where)
         apart = {"forward": ("shared",), "backward": ("shared_backward",), "dgrad": ("shared_inputs",)}
-        predicts = np.array([kind.mtp for kind in kinds_of(job.model)])[number]
+        predicts = np.array([kind.mtp for kind in distinct_kinds(job.model)])[number]
         for which, roles, where in runs:
             if which != "recompute":
                 head = partial(_further_head_terms, job, which, roles)
@@ -493,7 +493,7 @@ class Passes:
 
 
 def _rings_s(ranks: Ints, part: _PassPrices) -> tuple[Floats, Floats]:
-    """Seconds of attention of a layer in a ring of so many ranks, forward and backward; 0 without one.
+    """Seconds of attention of a layer in a ring of ranks, forward and backward; 0 without one.
 
     A forward's messages wait only for one another, so compute waits for the first or for all of them. In a
     backward each takes the gradients of the block before, so that message and block go in step; the last
@@ -540,7 +540,7 @@ class _DataPrices(NamedTuple):
     ahead_bucket: Floats
     """Gathering a bucket of parameters next to forwards."""
     ahead_ends: Floats
-    """The same for the embedding, with which they begin."""
+    """The same for the embedding, which begins them."""
     tie: Floats
     """Summing the gradient of a tied embedding over the first and the last stage."""
     norm: Floats

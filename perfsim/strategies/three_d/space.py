@@ -343,7 +343,7 @@ def _table(pipelines: tuple[int, ...], shape: _Shape) -> Divisions:
 
 
 def _placed(topology: FatTree, width: int) -> bool:
-    """Whether groups of so many consecutive ranks are tried: in a node, over whole ones, or over domains."""
+    """Whether groups of `width` consecutive ranks are tried: in a node, over whole ones, or over domains."""
     node = min(topology.devices_per_node, topology.num_devices)
     return topology.system.node.server is not None or node % width == 0 or width % node == 0
 
@@ -406,7 +406,7 @@ def _expert_degrees(
 
 @lru_cache(maxsize=1024)
 def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
-    """Every schedule and number of chunks on so many pipeline ranks; layers also with the LM head counted."""
+    """Every schedule and number of chunks on `pipeline` ranks; layers also with the LM head counted."""
     num_layers, head, kinds, has_experts, limits = shape
     runs = partial(_runs, limits)
     divisions = []
@@ -525,7 +525,7 @@ def _combined(
 
 
 def _recompute_modes(job: Job, longest: int) -> list[tuple[int, int]]:
-    """Recompute modes and intervals of stages of so many layers; fused attention keeps no scores."""
+    """Recompute modes and intervals of stages of up to `longest` layers; fused attention keeps no scores."""
     full = MODES.index("full")
     if job.recipe.recompute != "auto":
         return [(MODES.index(job.recipe.recompute), 1)]

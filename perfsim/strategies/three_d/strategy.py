@@ -159,7 +159,7 @@ class ThreeD:
         return float(estimate_layouts_s(priced, np.arange(1), path_steps_s)[0])
 
 
-# The nearest change with which a layout fits in memory, found by trying.
+# The nearest change that makes a layout fit in memory, found by trying.
 #
 # The order is: settings that reduce the largest part of the memory, then every other single setting; another
 # expert degree; a larger degree in place of replicas, alone or with one setting; offload to the host; last, a
