@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 RULE: Mapping[str, str] = {
     "schedule": "order of the passes of micro-batches; a single stage has none",
     "passes": "whether rows travel to experts while another micro-batch computes",
-    "zero_stage": "what replicas shard",
+    "zero_stage": "what replicas shard; without replicas it is any",
     "recompute": "none, selective or full, of all layers of a rank or of some",
     "offload": "states that leave the device",
     "precision": "class of the matrix products: 16-bit, fp8, ...",
     "generation": "of the devices' chips",
 }
 """Axes of a kind of layout."""
+ANY = None
+"""The ZeRO stage of a layout without replicas, which shard nothing: it is that of every kind."""
 _JOINED = "joined passes"
 MOST = 1
 """Axes in which a proven layout differs from a published kind at most."""
@@ -83,7 +85,7 @@ class Kind(NamedTuple):
         said = [
             f"{_written(axis, value)} instead of {_written(axis, known)}"
             for axis, value, known in zip(RULE, other.axes, self.axes, strict=True)
-            if value != known
+            if value not in (known, ANY)
         ]
         degrees = zip(DEGREES.values(), other.degrees, self.degrees, strict=True)
         for short, (degree, _), (low, high) in degrees:
@@ -105,6 +107,12 @@ def settings_of(layout: ParallelLayout) -> tuple[str, int, str, str]:
     schedule = layout.schedule if layout.pipeline > 1 or _passes(layout.schedule) == _JOINED else ""
     moved = " and ".join(name.removeprefix("offload_") for name in layout.offloads)
     return schedule, layout.zero_stage, layout.recompute + part, moved or "nothing"
+
+
+def _compared(layout: ParallelLayout) -> tuple[Hashable, ...]:
+    """The same, with any ZeRO stage where there are no replicas."""
+    schedule, stage, *others = settings_of(layout)
+    return schedule, stage if layout.has_replicas else ANY, *others
 
 
 def _passes(schedule: str) -> str:
@@ -155,7 +163,7 @@ class Novelty:
         """The novelty of layouts of a job on a device, by `published` kinds or all that are on record."""
         experts = job.model.experts is not None
         machine = precision_class(job.recipe.precision), device.generation or device.name
-        own = [Kind.of(experts, settings_of(layout), degrees_of(layout), *machine) for layout in layouts]
+        own = [Kind.of(experts, _compared(layout), degrees_of(layout), *machine) for layout in layouts]
         known = [kind for kind in published or published_kinds() if kind.experts == experts]
         if not known:
             words = (f"{'experts' if experts else 'a dense model'}, of which nothing is published",)
@@ -164,7 +172,7 @@ class Novelty:
         for axis in range(len(RULE)):
             codes = {value: code for code, value in enumerate({kind.axes[axis] for kind in (*own, *known)})}
             ours, theirs = (np.array([codes[kind.axes[axis]] for kind in kinds]) for kinds in (own, known))
-            points += ours[:, None] != theirs
+            points += (ours[:, None] != theirs) & (ours != codes.get(ANY, -1))[:, None]
         for degree in range(len(DEGREES)):
             value = np.array([kind.degrees[degree][0] for kind in own])[:, None]
             low, high = np.array([kind.degrees[degree] for kind in known]).T

@@ -125,12 +125,12 @@ class Columns:
         return tuple(getattr(self, name) for name in OFFLOADS)
 
     def kinds(self) -> tuple[Ints, Ints]:
-        """As `distinct_rows`, kinds of layouts: degrees, ZeRO stage, recompute, schedule and offload."""
+        """As `distinct_rows`, kinds of layouts: degrees, replicas, ZeRO, recompute, schedule and offload."""
         ordered = (self.pipeline > 1) | self.of_schedules("joins")
         schedule = np.where(ordered, 1 + self.divisions.schedule[self.division], 0)
         degrees = self.tensor, self.context, self.expert
-        some = np.asarray(self.recompute_every > 1, np.int64)
-        return distinct_rows((*degrees, self.zero, self.recompute, some, schedule, *self.offloads))
+        several, some = (np.asarray(number > 1, np.int64) for number in (self.replicas, self.recompute_every))
+        return distinct_rows((*degrees, several, self.zero, self.recompute, some, schedule, *self.offloads))
 
     @property
     def pipeline(self) -> Ints:

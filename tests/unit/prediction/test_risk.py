@@ -44,9 +44,9 @@ def asked(**given: Any) -> Question:
 
 def points(text: str, runs: Sequence[Reached] = RUNS, **given: Any) -> int:
     question = asked(**given)
-    return int(
-        risk.Novelty.of([parsed(text)], question.job, question.system.device, risk.kinds_of(runs)).points[0]
-    )
+    layout = parsed(text if "dp=" in text else f"{text},dp=2")
+    device = question.system.device
+    return int(risk.Novelty.of([layout], question.job, device, risk.kinds_of(runs)).points[0])
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,8 @@ def points(text: str, runs: Sequence[Reached] = RUNS, **given: Any) -> int:
         ("tp=4,cp=2,pp=2,zero=1", 2),
         ("tp=16,pp=2,zero=1", 2),
         ("tp=2,pp=2,zero=1,schedule=zbv,recompute=selective", 2),
+        ("tp=4,dp=1,zero=3", 0),  # nothing to shard
+        ("tp=8,pp=2,dp=1,recompute=full", 1),
     ],
 )
 def test_each_axis_counts_once_and_a_degree_outside_the_published_range_is_never_proven(
