@@ -36,8 +36,8 @@ OF_ROUTER = "gradients of weights around experts"
 
 
 @dataclass
-class At:
-    """A compute task on a rank: its weights, its operands in the graph, and its frame."""
+class OnRank:
+    """The present compute task on one rank: its weights, its operands in the graph, and its frame."""
 
     ranks: Ranks
     task: Task
@@ -87,16 +87,16 @@ class At:
 class Operation(NamedTuple):
     """What tasks of a kind do on a rank."""
 
-    run: Callable[[At, Operation], Made]
+    run: Callable[[OnRank, Operation], Made]
     parts: tuple[str, ...] = ()
     """In the order of the forward."""
     takes: tuple[str, ...] = ("hidden",)
     """Arrays that it takes from its operands."""
     gives: tuple[str, ...] = ("hidden",)
     """Arrays of the first tensor that it writes."""
-    begin: Callable[[At, operations.Block], None] | None = None
+    begin: Callable[[OnRank, operations.Block], None] | None = None
     """What a backward does before its parts."""
-    end: Callable[[At, operations.Block], None] | None = None
+    end: Callable[[OnRank, operations.Block], None] | None = None
     reads: Literal["", "own", "experts"] = "own"
     """The block whose weights it reads; in a module it also reads the weights of embedding and LM head."""
     adds: Literal["", "own", "experts", "both"] = ""
@@ -107,7 +107,7 @@ class Operation(NamedTuple):
     """What serial training calls the first tensor that it makes."""
 
 
-def forward(at: At, operation: Operation) -> Made:
+def forward(at: OnRank, operation: Operation) -> Made:
     """Carry out parts on what arrived; the last task of a layer saves what its backward needs."""
     number = at.task.block
     again = at.task.work.op.endswith("recompute")
@@ -133,7 +133,7 @@ def forward(at: At, operation: Operation) -> Made:
     return tensors, []
 
 
-def enter(at: At, operation: Operation) -> Made:
+def enter(at: OnRank, operation: Operation) -> Made:
     """Begin a block with what arrived, or repeat it from what was saved.
 
     The first module also keeps the output of the model's own last layer for the model's LM head.
@@ -153,7 +153,7 @@ def enter(at: At, operation: Operation) -> Made:
     return forward(at, operation._replace(takes=()))
 
 
-def backward(at: At, operation: Operation) -> Made:
+def backward(at: OnRank, operation: Operation) -> Made:
     """Go back through parts from the gradients that arrived.
 
     Gradients of weights wait for a task of their block that adds some; experts have a block of their own.
@@ -173,7 +173,7 @@ def backward(at: At, operation: Operation) -> Made:
     return [given], block.take_weights() if operation.adds else []
 
 
-def _by_loss(at: At, block: operations.Block) -> None:
+def _by_loss(at: OnRank, block: operations.Block) -> None:
     """The loss, and its gradient by the scores."""
     count = at.ranks.training.num_tokens(at.ahead)
     of_tokens = block.values["statistics"] if at.ahead else block.gradients.pop("statistics")
@@ -184,7 +184,7 @@ def _by_loss(at: At, block: operations.Block) -> None:
     at.frame["loss"] = losses.sum()
 
 
-def _from_output(at: At, block: operations.Block) -> None:
+def _from_output(at: OnRank, block: operations.Block) -> None:
     """The gradient of a layer's output, which in a module the loss adds to.
 
     What arrives at the last module is the gradient of the model's own last layer by the model's own loss.
@@ -198,26 +198,26 @@ def _from_output(at: At, block: operations.Block) -> None:
         block.values["output gradient"] = block.gradients["hidden"]
 
 
-def _from_tokens(at: At, block: operations.Block) -> None:
+def _from_tokens(at: OnRank, block: operations.Block) -> None:
     """The gradient of the output of experts, at a rank's own positions."""
     _from_output(at, block)
     block.gradients["hidden"] = at.ranks.own(at.rank, block.gradients["hidden"])
     block.gradients |= {"expert": at.routing.expert.ravel()}
 
 
-def _to_attention(at: At, block: operations.Block) -> None:
+def _to_attention(at: OnRank, block: operations.Block) -> None:
     """The gradient of attention's output, and of its residual too unless the MLP is parallel to it."""
     block.gradients["attended"] = block.values.get("output gradient", block.gradients["hidden"])
     _residual(at, block)
 
 
-def _residual(at: At, block: operations.Block) -> None:
+def _residual(at: OnRank, block: operations.Block) -> None:
     """The gradient that passes attention by enters the sum over tensor peers once."""
     if not at.share.leads:
         del block.gradients["hidden"]
 
 
-def _leave(at: At, block: operations.Block) -> None:
+def _leave(at: OnRank, block: operations.Block) -> None:
     """End the backward of a layer; the first module hands on what the model's own loss says of its input."""
     if at.ahead == 1:
         block.gradients["hidden"] = block.gradients["hidden"] + at.frame.pop(MODEL_GRADIENT)
@@ -225,7 +225,7 @@ def _leave(at: At, block: operations.Block) -> None:
     block.values = {}
 
 
-def _weight_pass(at: At, _: Operation) -> Made:
+def _weight_pass(at: OnRank, _: Operation) -> Made:
     """Weight gradients from what input gradients left."""
     return [None], at.arrived("of weights") + at.frame.pop((OF_ROUTER, at.task.block), [])
 
@@ -241,13 +241,13 @@ class _Ring(NamedTuple):
     log_sum: Floats
 
 
-def _qkv(at: At, operation: Operation) -> Made:
+def _qkv(at: OnRank, operation: Operation) -> Made:
     """Norm, queries, keys and values; a recompute reads the layer's input from what is saved."""
     tensors, _ = enter(at, operation)
     return [*tensors, own_pair(at.block, at.share)], []
 
 
-def _block(at: At, operation: Operation) -> Made:
+def _block(at: OnRank, operation: Operation) -> Made:
     """The core on one block of keys and values, or on all positions of some heads."""
     share = at.share
     block = at.frame[at.task.block]
@@ -283,7 +283,7 @@ def own_pair(block: operations.Block, share: Share) -> Tensor:
     return {"k": made["k"].value, "v": made["v"].value, "positions": share.positions}
 
 
-def _output(at: At, operation: Operation) -> Made:
+def _output(at: OnRank, operation: Operation) -> Made:
     """The output projection of what the core made, from the running softmax or from other ranks."""
     block = at.frame[at.task.block]
     if at.ranks.rings:
@@ -296,7 +296,7 @@ def _output(at: At, operation: Operation) -> Made:
     return forward(at, operation)
 
 
-def _block_backward(at: At, operation: Operation) -> Made:
+def _block_backward(at: OnRank, operation: Operation) -> Made:
     """Gradients of queries, keys and values by one block, or of all positions of some heads."""
     if not at.ranks.rings:
         return backward(at, operation)
@@ -315,7 +315,7 @@ def _block_backward(at: At, operation: Operation) -> Made:
     return [{"q": d_q}, {"of k": d_k, "of v": d_v}], []
 
 
-def _qkv_backward(at: At, operation: Operation) -> Made:
+def _qkv_backward(at: OnRank, operation: Operation) -> Made:
     """The rest of the attention's backward, from the gradients of queries, keys and values."""
     gradients = at.block.gradients
     for name in "qkv":

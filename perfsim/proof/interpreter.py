@@ -22,7 +22,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import UPDATES
-from perfsim.proof.compute import COMPUTE, LATER_WORDS, OF_ROUTER, At, Frame, Operation
+from perfsim.proof.compute import COMPUTE, LATER_WORDS, OF_ROUTER, Frame, OnRank, Operation
 from perfsim.proof.exchange import EXCHANGES
 from perfsim.proof.operations import OPERATORS, Block, merged_statistics
 from perfsim.proof.parameters import WORDS, Place, Weights
@@ -386,7 +386,7 @@ class Interpreter:
         op = task.work.op
         ranks = self.ranks
         ahead = max(0, number - self.training.model.num_layers + 1) if number >= 0 else 0
-        present = partial(At, ranks, task, self.step, ahead, self.modes.get(number, "none"))
+        present = partial(OnRank, ranks, task, self.step, ahead, self.modes.get(number, "none"))
         # Only modules use the model's ends.
         also_ends = [EMBEDDING, HEAD] if ahead else []
         own = {"own": [number], "experts": [EXPERTS + number], "both": [number, EXPERTS + number]}

@@ -1,4 +1,7 @@
-"""The cases of a proof of the whole catalogue: every strategy, schedule, ZeRO stage and recompute mode."""
+"""Proofs of plans: of one, of a request, and of the cases of the whole catalogue.
+
+The cases have every strategy, schedule, ZeRO stage and recompute mode.
+"""
 
 from __future__ import annotations
 

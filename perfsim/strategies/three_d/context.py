@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from perfsim.strategies.three_d.data import collective
-from perfsim.strategies.three_d.layers import Attention, Backward, Forward, HalfPass, Made, compute_work
+from perfsim.strategies.three_d.layers import Attention, Backward, Forward, Made, compute_work
 from perfsim.work import RankGroup, TensorClass, Work
 from perfsim.work.builder import InBlock
 from perfsim.work.counts import attention_weight_input_bytes
@@ -71,10 +71,8 @@ class ContextGroup(Attention):
         """Whether keys and values go around a ring."""
         return self.part.context_exchange == "ring"
 
-    def works(self, which: HalfPass) -> Sequence[Work]:
-        """The works of a pass that run one after the other: with a ring, those around `ring_terms`."""
-        if which == "wgrad":
-            return super().works(which)
+    def works(self, which: Forward | Backward) -> Sequence[Work]:
+        """The works of a pass that run one after the other; in a ring, those around `ring_terms`."""
         works = _attention_works(self.part, which)
         if self.rings:
             return works.first, works.last

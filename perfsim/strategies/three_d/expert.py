@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 from perfsim.specs.calibration import Dispatcher
 from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.strategies.three_d.data import collective
-from perfsim.strategies.three_d.layers import Backward, Forward, Half, HalfPass, Made, compute_work
+from perfsim.strategies.three_d.layers import Backward, Forward, Half, Made, compute_work
 from perfsim.work import WAIT_OF_EXPERTS, RankGroup, TensorClass, Work
 from perfsim.work.builder import InBlock
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
@@ -137,16 +137,10 @@ class ExpertGroup(Half):
     def parts(self, which: Which) -> _ExpertWorks:
         return _expert_works(self.part, which, self.mode)
 
-    def works(self, which: HalfPass) -> Sequence[Work]:
-        """The works of a pass that run one after the other, from the first before dispatch to the last."""
-        if which == "wgrad":
-            done = TensorClass("weight_gradient", 0.0)
-            return [compute_work("experts", which, mlp_kernels(self.part, which), done)]
-        if which == "recompute" and not self.repeats_whole:
-            return self.again
-        works = self.parts(which)
-        shared = [] if works.shared is None else [works.shared]
-        return works.begin, *self.to_experts, *shared, works.experts, *self.from_experts, works.end
+    @property
+    def weights(self) -> Work:
+        done = TensorClass("weight_gradient", 0.0)
+        return compute_work("experts", "wgrad", mlp_kernels(self.part, "wgrad"), done)
 
     def host_works(self, begin: Work) -> list[Work]:
         """What the host does next to the device, from the counts of rows to the end of the block."""

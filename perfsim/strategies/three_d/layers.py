@@ -186,9 +186,14 @@ class Half:
         """The works of attention in a ring by the prices that they add to; none without one."""
         return {}
 
-    def works(self, which: HalfPass) -> Sequence[Work]:
-        """The works of a pass that run one after the other."""
+    def works(self, which: Forward | Backward) -> Sequence[Work]:
+        """The works of a pass that run one after the other; experts have their parts instead."""
         return [_half_work(self.name, self.part, which, self.mode)]
+
+    @property
+    def weights(self) -> Work:
+        """The weight gradients of a split backward."""
+        return _half_work(self.name, self.part, "wgrad")
 
     def forward(self, at: InBlock, which: Forward, reads: Sequence[int]) -> Made:
         """Write the forward or its repetition in the block of the layer."""
@@ -204,7 +209,7 @@ class Half:
 
     def wgrad(self, at: InBlock, reads: Sequence[int], after: Sequence[int] = ()) -> int:
         """Write the weight gradients of a split backward; returns their tensor."""
-        return self._task(at, self.works("wgrad")[0], reads, after).output
+        return self._task(at, self.weights, reads, after).output
 
     def _task(self, at: InBlock, work: Work, reads: Sequence[int], after: Sequence[int] = ()) -> Made:
         first = at.task(work, self.compute, reads, after)

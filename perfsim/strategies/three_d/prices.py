@@ -201,7 +201,7 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: i
             **part.ring_terms(),
         }
     if run == "split":
-        return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}
+        return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": [part.weights]}
     again = part.works("recompute") if part.repeats else ()
     summed = layer.summed_again if mode == "full" or not kind.experts else ()
     return {"recompute": (*again, *sums(summed))}
@@ -259,7 +259,7 @@ def _apart_terms(job: Job, mode: Recompute, sequences: int, ranks: int, expert: 
 def _weights_terms(job: Job, number: int, *degrees: int) -> Named:
     """Weight gradients of a block with experts where they are a pass of their own, by all degrees."""
     group = RankShare(job, layout_of(*degrees)).experts(distinct_kinds(job.model)[number])
-    return {"weights": group.works("wgrad")}
+    return {"weights": [group.weights]}
 
 
 @lru_cache(maxsize=16384)

@@ -11,8 +11,8 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.emission import RankShare
-from perfsim.strategies.three_d.expert import ExpertGroup
-from perfsim.strategies.three_d.layers import HalfPass, Layer, WeightInputs
+from perfsim.strategies.three_d.expert import ExpertGroup, Which
+from perfsim.strategies.three_d.layers import Layer, WeightInputs
 from perfsim.strategies.three_d.prices import Passes
 from perfsim.strategies.three_d.space import Columns
 from perfsim.work import WAIT_OF_EXPERTS, GraphBuilder, Work
@@ -82,11 +82,13 @@ def beside_s(query: Question, layer: Layer, shared: Work) -> float:
 
 def late_s(query: Question, layer: Layer, host: Work) -> float:
     """Seconds by which the host is later than the device after the router."""
-    which: HalfPass = "dgrad" if host.op.endswith(".dgrad") else "backward"
+    which: Which = "dgrad" if host.op.endswith(".dgrad") else "backward"
     if host.category in ("forward", "recompute"):
         which = "forward"
-    works = layer.mlp.works(which)[1:-1]
-    shared = [work for work in works if work.op.startswith("shared_experts")]
+    assert isinstance(layer.mlp, ExpertGroup)
+    parts = layer.mlp.parts(which)
+    shared = [] if parts.shared is None else [parts.shared]
+    works = [*layer.mlp.to_experts, parts.experts, *layer.mlp.from_experts, *shared]
     hidden = query.costs.durations_s(works).sum() - sum(beside_s(query, layer, work) for work in shared)
     return max(0.0, query.costs.duration_s(host) - hidden)
 
