@@ -360,16 +360,23 @@ With it 91 % of 319 public runs lie in the ranges that users get who say nothing
 def _uneven_stages(plan: Plan[Any, Any]) -> str:
     """The remedy where stages wait longer for the fullest of them than for their first micro-batch."""
     division = Division.of(plan.job, plan.layout)
-    held = list(map(sum, division.chunks))
-    loads = np.array(held)
-    loads[division.placement.last_rank] += head_layers(plan.job)
+    head = head_layers(plan.job)
+    held, loads = (np.array(list(map(sum, division.chunks))) for _ in range(2))
+    loads[division.placement.last_rank] += head
     others = loads.sum() - loads.mean()
     first = schedule_called(division.schedule).bubble * others / division.virtual
-    if min(held) == max(held) or plan.num_microbatches * (loads.max() - loads.mean()) <= first:
+    if plan.num_microbatches * (loads.max() - loads.mean()) <= first:
+        return ""
+    if held.min() < held.max():
+        return (
+            f"even stages: with {held.min()} to {held.max()} layers a rank all wait for the fullest (fewer "
+            f"stages, or a number that divides {held.sum()} layers)"
+        )
+    if loads.max() <= -(-loads.sum() // len(loads)):
         return ""
     return (
-        f"even stages: with {min(held)} to {max(held)} layers a rank all wait for the fullest (fewer stages, "
-        f"or a number that divides {sum(held)} layers)"
+        "fewer layers next to the LM head (layers_per_stage): all wait for its rank, and it takes as long as "
+        f"{head} layers"
     )
 
 

@@ -6,8 +6,8 @@
   rank. They are tried for sequences from `LONG_SEQUENCE` on, where a step has fewer sequences than there are
   devices, and where nothing fits without.
 - Pipelines have at most as many virtual stages as the model has layers, and one each for embedding and LM
-  head. Layers divide as evenly as they can; where the LM head is worth two or more, the last stage also has
-  so many fewer.
+  head. Layers divide as evenly as they can; where the LM head is worth two or more, by its FLOPs or by their
+  time in fewer bits, the last stage also has so many fewer.
 - Experts are divided over ranks of a stage that divide their number, inside a node or over whole nodes; each
   is on one rank, or shared by the tensor ranks.
 - Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
@@ -34,6 +34,7 @@ from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
 from perfsim.specs.layout import OF_LATENTS, OF_MODULES, OFFLOADS, ParallelLayout, Place, Recompute
 from perfsim.specs.model import layer_kinds
+from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Job
 from perfsim.specs.trainers import TRAINERS, Limits
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
@@ -288,7 +289,8 @@ def layout_space(
     limits = job.runtime.searched
     runs = partial(_runs, limits)
     model = job.model
-    shape = _Shape(model.num_layers, head_layers(job), kind_numbers(model), bool(model.experts), limits)
+    heads = tuple(head for head in sorted({head_layers(job, 2.0), head_layers(job)}) if head > 1)
+    shape = _Shape(model.num_layers, heads, kind_numbers(model), bool(model.experts), limits)
 
     def is_legal(data: int, pipeline: int) -> bool:
         shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
@@ -330,8 +332,8 @@ class _Shape(NamedTuple):
     """What of a job decides how its layers divide."""
 
     num_layers: int
-    head: int
-    """Layers that the LM head counts as."""
+    heads: tuple[int, ...]
+    """Layers that the LM head may count as."""
     kinds: tuple[int, ...]
     has_experts: bool
     limits: Limits | None
@@ -348,15 +350,19 @@ def _placed(topology: FatTree, width: int) -> bool:
     return topology.system.node.server is not None or node % width == 0 or width % node == 0
 
 
-def head_layers(job: Job) -> int:
-    """Layers that take as long as the LM head, by their matrix products; the ratio rounded."""
+def head_layers(job: Job, layer_bytes: float | None = None) -> int:
+    """Layers that take as long as the LM head, by their matrix products; the ratio rounded.
+
+    Those of a layer take as long as a number of `layer_bytes` is wide (None: of the recipe's precision), the
+    head's and those of attention as long as in 16 bits.
+    """
+    width = layer_bytes or PRECISIONS[job.recipe.precision].bytes
     model = job.model
     positions = job.recipe.lm_head_positions or job.seq_length
     seen = job.seq_length / 2 if model.causal and job.runtime.attention == "flash" else job.seq_length
     kind = layer_kinds(model)[model.num_layers - 1]
-    layer = parameters(model).matrices_of(kind, active=True) + seen * (
-        model.query_width + model.attention_width
-    )
+    products = parameters(model).matrices_of(kind, active=True) * min(1.0, width / 2)
+    layer = products + seen * (model.query_width + model.attention_width)
     return round(model.vocab_size * model.hidden_size * positions / job.seq_length / layer)
 
 
@@ -407,7 +413,7 @@ def _expert_degrees(
 @lru_cache(maxsize=1024)
 def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     """Every schedule and number of chunks on `pipeline` ranks; layers also with the LM head counted."""
-    num_layers, head, kinds, has_experts, limits = shape
+    num_layers, heads, kinds, has_experts, limits = shape
     runs = partial(_runs, limits)
     divisions = []
     if pipeline == 1:
@@ -421,8 +427,7 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
         most = (num_layers + ENDS) // pipeline
         several = range(2, (min(most, MOST_JOINED) if joins else most) + 1)
         chunks = several if schedule.chunks is None else (schedule.chunks,)
-        heads = (0, head) if schedule.has("counts_head") and head > 1 else (0,)
-        for counted in heads:
+        for counted in (0, *heads) if schedule.has("counts_head") else (0,):
             listed = (divided(name, pipeline, count, num_layers, counted, kinds) for count in chunks)
             divisions += [
                 division
@@ -431,7 +436,7 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
                 and division.virtual <= most
                 and (division.even or runs(pipeline=pipeline, layers_per_stage=division.layers))
             ]
-    return tuple(divisions)
+    return tuple(dict.fromkeys(divisions))
 
 
 def _combined(

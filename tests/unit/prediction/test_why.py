@@ -47,6 +47,14 @@ def test_gpus_are_told_their_own_waits() -> None:
     assert pipeline.cause == "bubble"
     assert "micro-batches" in pipeline.remedy
     assert tensor.streaming_roof is None
+    asked = {"model": "llama31_8b", "system": "dgx-h100", "devices": 4, "batch": 64}
+    even, fewer = (
+        ps.predict(**asked, layout=f"pp=4,recompute=full{stages}")
+        for stages in ("", ",layers_per_stage=8-9-9-6")
+    )
+    assert even.why.cause == "bubble"
+    assert even.why.remedy.startswith("fewer layers next to the LM head")
+    assert fewer.step_time_s < 0.93 * even.step_time_s
 
 
 def test_what_the_host_does_not_launch_in_time_is_told_and_a_cuda_graph_saves_it() -> None:

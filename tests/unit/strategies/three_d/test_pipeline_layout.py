@@ -65,6 +65,11 @@ def test_the_head_counts_as_the_layers_that_take_as_long() -> None:
     assert divided("interleaved", 2, 2, 8, 2).layers == (2, 3, 3, 0)
     wide: dict[str, Any] = {"vocab_size": 12 * 2048 * 3}
     assert head_layers(toys.job(8, **wide)) == round(3 / (1 + 1024 / (6 * 2048)))
+    # Layers are twice as fast in 8 bits, their attention and the head are not.
+    narrow = toys.job(8, {"precision": "fp8"}, num_layers=10, **wide)
+    assert head_layers(narrow) == round(3 / (1 / 2 + 1024 / (6 * 2048))) == 5
+    listed = {layout.layers_per_stage for layout in strategy("3d").layouts(narrow, toys.topology(3))}
+    assert {(4, 5, 1), (5, 5, 0)} <= listed
 
 
 def test_a_last_stage_with_fewer_layers_for_its_head_is_faster_and_the_planner_has_it() -> None:
