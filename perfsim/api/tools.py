@@ -25,7 +25,7 @@ from perfsim.evidence import cases
 from perfsim.evidence.own_runs import MeasuredFile
 from perfsim.evidence.score import validate_file
 from perfsim.interop.formats import read_model
-from perfsim.prediction.planner import refusal
+from perfsim.prediction.planner import refusal_of
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained
 from perfsim.specs.model import TransformerConfig
@@ -143,7 +143,7 @@ def _unplaced(case: cases.StepCase | cases.ConvergenceCase, catalog: Catalog) ->
     if not isinstance(case, cases.StepCase):
         return ""
     try:
-        error = refusal(case.question(catalog))
+        error = refusal_of(case.question(catalog))
     except InputError as contradiction:
         error = contradiction
     reasons = "; ".join(problem.message for problem in error.problems) if error else ""

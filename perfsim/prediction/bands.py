@@ -340,15 +340,15 @@ class Accuracy:
 
     @classmethod
     def of(
-        cls, plan: Plan, share: float = 0.0, *, without: str = "", measured: Sequence[float] = ()
+        cls, plan: Plan, hidden: float = 0.0, *, without: str = "", measured: Sequence[float] = ()
     ) -> Accuracy:
         """The errors of the family of published runs most like a plan, and the plan's band.
 
-        `share` of its step hides communication (`Trace.hidden_share`; 0 where the plan was not simulated).
+        `hidden` is the share of its step that hides communication (`Trace.hidden_share`; 0 if not simulated).
         `without` names a group of runs of which the answer knows nothing. `measured` are the residuals, as
         fractions, of steps measured on the user's own machine: they show what all its runs have alike.
         """
-        unknowns = [*unknowns_of(plan), *Hidden.of(plan, share, without=without).unknown()]
+        unknowns = [*unknowns_of(plan), *Hidden.of(plan, hidden, without=without).unknown()]
         apart = [unknown for unknown in unknowns if not (measured and unknown.shared)]
         published = cls.nearest(plan.system.kind, Traits.of(plan), without, apart)
         return published.among(measured) if measured else published
@@ -406,8 +406,6 @@ _WITHIN = 0.7
 family as a user's own: 91, 90 and 93 % of the runs after 3, 5 and 10 lie in a band 0.93 to 0.83 as wide."""
 _ERRORS = ("median_ape", "p90_ape", "held_out_p90_ape", "baseline_median_ape")
 """Figures of a family that `Accuracy` has as they are."""
-
-
 OFFLOADED = 0.5
 """Error in log time of a step that offloads states.
 

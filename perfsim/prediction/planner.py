@@ -21,7 +21,7 @@ from perfsim.interop import READ, WRITTEN, tool_named
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question, Rank
 from perfsim.prediction.risk import MOST, Ranked, expected, points_of, weight_of
-from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated
+from perfsim.prediction.run import Evaluation, Step, evaluate, evaluation_of
 from perfsim.specs.layout import Layout, ParallelLayout, text_of
 from perfsim.specs.trainers import ANY, ON_GPUS
 from perfsim.strategies import Plan
@@ -290,7 +290,7 @@ def plan_of(question: Question) -> Plan:
         raise RefusedLayoutError(error.refusals, help_text if legal else "") from None
 
 
-def refusal(question: Question) -> PerfsimError | None:
+def refusal_of(question: Question) -> PerfsimError | None:
     """Why a question has no answer whatever the memory of the devices, found without simulating."""
     try:
         if question.given_layout is None:
@@ -307,7 +307,7 @@ def refusal(question: Question) -> PerfsimError | None:
     return None
 
 
-def estimated(question: Question, *, advised: bool = True) -> _Screened:
+def best_estimate(question: Question, *, advised: bool = True) -> _Screened:
     """The given layout, or the one of best estimate. Raises as `plan_of` and `Search` do."""
     if question.layout is None:
         searched = Search(question, advised=advised)
@@ -324,7 +324,7 @@ def best_plan(question: Question, *, ranks: bool = False, reported: bool = True)
     for an illegal layout.
     """
     if question.layout is not None:
-        return evaluated(question, plan_of(question), reported=reported)
+        return evaluation_of(question, plan_of(question), reported=reported)
     searched = Search(question)
     best = _fastest(searched)
     trace = best.step.run(reported=True) if reported else best.trace
@@ -394,7 +394,7 @@ def within_nodes(question: Question, best: Plan) -> list[Question]:
     for devices in numbers if _tensor(best) > node else ():
         other = replace(question, devices=devices, batch=batch)
         with suppress(PlanError):
-            if _tensor(estimated(other, advised=False).plan) <= node:
+            if _tensor(best_estimate(other, advised=False).plan) <= node:
                 return [other]
     return []
 

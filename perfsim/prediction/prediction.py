@@ -30,7 +30,7 @@ from perfsim.prediction.perturbed import perturbed
 from perfsim.prediction.planner import best_plan, divisible
 from perfsim.prediction.question import Question
 from perfsim.prediction.risk import Ranked
-from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
+from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluation_of
 from perfsim.prediction.why import LinkUse, Why
 from perfsim.specs.layout import text_of
 from perfsim.strategies import Plan
@@ -232,7 +232,7 @@ def predict(question: Question) -> Prediction:
         finer = question.machine.in_chunks(evaluation.plan.layout)
         if finer != evaluation.plan.layout:
             plan = question.chosen.plan(question.job, question.topology, finer)
-            evaluation = evaluated(question, plan, reported=True)
+            evaluation = evaluation_of(question, plan, reported=True)
     if question.perturbations is not None:
         evaluation = perturbed(evaluation, question.perturbations)
     return Prediction.of(evaluation, question.allowed_share, caveats)

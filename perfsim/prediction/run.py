@@ -298,6 +298,6 @@ def evaluate(
     return Evaluation(plan, graph, step.run(reported=reported), step, cluster=cluster)
 
 
-def evaluated(question: Question, plan: Plan, *, reported: bool = False) -> Evaluation:
-    """The evaluation of a plan of a question; see `Step.run` for `reported`."""
+def evaluation_of(question: Question, plan: Plan, *, reported: bool = False) -> Evaluation:
+    """A plan of a question, priced and simulated; see `Step.run` for `reported`."""
     return evaluate(plan, question.costs, cluster=question.cluster, reported=reported)

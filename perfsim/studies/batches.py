@@ -21,9 +21,9 @@ from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, RampPart,
 from perfsim.machines import costs_for
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat
-from perfsim.prediction.planner import estimated
+from perfsim.prediction.planner import best_estimate
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Evaluation, evaluate, evaluated
+from perfsim.prediction.run import Evaluation, evaluate, evaluation_of
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import Recipe
 from perfsim.strategies import Plan
@@ -287,8 +287,8 @@ class Target:
 
 def _best(question: Question, *, advised: bool = True) -> Evaluation:
     """The plan of best estimate, simulated."""
-    found = estimated(question, advised=advised)
-    return evaluated(found.question, found.plan)
+    found = best_estimate(question, advised=advised)
+    return evaluation_of(found.question, found.plan)
 
 
 def _wanted(grid: list[int], known: BatchCurve, near: int | None, *, extend: bool) -> int:

@@ -21,7 +21,7 @@ from perfsim.catalog.catalog import complaints_of
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.machines import build_topology, machine_of
 from perfsim.network import nearest_link
-from perfsim.prediction.planner import refusal
+from perfsim.prediction.planner import refusal_of
 from perfsim.prediction.question import Asked, changes_by_root, misplaced, priced_part
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import PriceSpec
@@ -597,7 +597,7 @@ def _wrong_machines(study: StudySpec, mapping: LocatedMapping) -> Iterator[Probl
                 continue
             layouts.append([])
             if question.given_layout is not None and study.batch_sizes != "auto":
-                refused = [refusal(question.at(batch)) for batch in study.batch_sizes]
+                refused = [refusal_of(question.at(batch)) for batch in study.batch_sizes]
                 wrong = [error for error in refused if isinstance(error, LayoutError)]
                 if len(wrong) == len(refused):
                     layouts[-1] = reader.placed(

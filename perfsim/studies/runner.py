@@ -20,7 +20,7 @@ from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat, default_settings
 from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.perturbed import perturbed
-from perfsim.prediction.planner import best_plan, refusal
+from perfsim.prediction.planner import best_plan, refusal_of
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
@@ -199,7 +199,7 @@ def refusals(spec: StudySpec) -> tuple[answers.Infeasible, ...]:
     refused: list[tuple[Point, PerfsimError]] = []
     for point in spec.points:
         question = point.checked()
-        errors = [refusal(question.at(batch)) for batch in target.batches(spec, question)]
+        errors = [refusal_of(question.at(batch)) for batch in target.batches(spec, question)]
         if errors[0] is not None and all(errors):
             refused.append((point, errors[0]))
     return _infeasible(spec.points, refused)

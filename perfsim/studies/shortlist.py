@@ -20,7 +20,7 @@ from perfsim.prediction.planner import Search, best_plan, confirmed, divisible, 
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Objective, Question
 from perfsim.prediction.risk import Ranked, weight_of
-from perfsim.prediction.run import Evaluation, evaluated
+from perfsim.prediction.run import Evaluation, evaluation_of
 from perfsim.specs.layout import Layout, text_of
 from perfsim.strategies import Plan
 from perfsim.strategies.plan import MEMORY
@@ -350,7 +350,8 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
         if kind(layout) in runs:
             continue
         if layout not in known:
-            known[layout] = evaluated(question, question.chosen.plan(question.job, question.topology, layout))
+            plan = question.chosen.plan(question.job, question.topology, layout)
+            known[layout] = evaluation_of(question, plan)
         runs[kind(layout)] = known[layout]
     return sorted(runs.values(), key=lambda run: run.step_time_s * weight_of(run.plan))
 

@@ -1,9 +1,9 @@
 """How fast graphs are written, simulated and broken down, layouts are screened, and verbs answer.
 
 Run with `pytest -m benchmark tests/benchmarks`. GPT-3 175B (tensor 8, pipeline 16, sequence parallel) is
-measured as verbs run it: `evaluated` plans nothing but writes the graph, places it on the network, prices it,
-simulates it and breaks the step down. Verbs are compared with importing NumPy and pydantic in the same run,
-since every verb does that. A cold run compiles all modules anew; a warm one finds them compiled.
+measured as verbs run it: `evaluation_of` plans nothing but writes the graph, places it on the network, prices
+it, simulates it and breaks the step down. Verbs are compared with importing NumPy and pydantic in the same
+run, since every verb does that. A cold run compiles all modules anew; a warm one finds them compiled.
 """
 
 import os
@@ -27,7 +27,7 @@ from perfsim.machines.placement import Placed, SharedLinks, place
 from perfsim.prediction.perturbed import with_stragglers
 from perfsim.prediction.planner import Search, best_plan, plan_of
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.run import Evaluation, Step, evaluated
+from perfsim.prediction.run import Evaluation, Step, evaluation_of
 from perfsim.work import unfold
 
 pytestmark = pytest.mark.benchmark
@@ -60,7 +60,7 @@ def searched(model: str) -> Question:
 
 def folded_run(question: Question) -> Evaluation:
     """From the layout to the breakdown of the simulated step."""
-    return evaluated(question, plan_of(question))
+    return evaluation_of(question, plan_of(question))
 
 
 def straggling_run(question: Question) -> Trace:

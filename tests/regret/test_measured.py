@@ -26,7 +26,7 @@ from perfsim.evidence.score import CaseBand
 from perfsim.prediction.bands import Reached
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.risk import EXPECTED, Novelty, expected, kinds_of
-from perfsim.prediction.run import evaluated
+from perfsim.prediction.run import evaluation_of
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.studies.shortlist import ratio_error
 
@@ -193,11 +193,11 @@ def claims_of(case: StepCase) -> dict[str, Claim] | None:
         dated = framework.model_copy(update={"date": f"20{paper[1]}-{paper[2]}"})
         asked = replace(asked, runtime=asked.ran_by.model_copy(update={"framework": dated}))
     try:
-        published = evaluated(asked, PlacedCase.of(case, asked).plan)
+        published = evaluation_of(asked, PlacedCase.of(case, asked).plan)
         asked = replace(asked, layout=None, strategy="", rank="proven", must_fit=True)
         ranks = best_plan(asked, ranks=True).ranks
         picks = {ranked.rank: replace(asked, layout=ranked.layout) for ranked in ranks}
-        runs = {rank: evaluated(pick, plan_of(pick)) for rank, pick in picks.items()}
+        runs = {rank: evaluation_of(pick, plan_of(pick)) for rank, pick in picks.items()}
     except PerfsimError:
         return None
     return {

@@ -16,7 +16,7 @@ from perfsim.prediction.planner import (
     best_plan,
     confirmed,
     plan_of,
-    refusal,
+    refusal_of,
 )
 from perfsim.prediction.question import Question, question_of
 from perfsim.specs.layout import text_of
@@ -196,4 +196,4 @@ def test_a_refused_layout_comes_with_the_nearest_legal_ones_as_text() -> None:
     with pytest.raises(PlanError, match="GiB"):
         plan_of(given("tp=1,dp=64"))
     assert plan_of(given("tp=1,dp=64", must_fit=False)).layout.data == 64
-    assert refusal(given("tp=1,dp=64")) is None, "legal, if memory were larger"
+    assert refusal_of(given("tp=1,dp=64")) is None, "legal, if memory were larger"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.prediction.planner import estimated
+from perfsim.prediction.planner import best_estimate
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import evaluate
 from perfsim.specs.layout import RECOMPUTED, Recompute, recompute_of
@@ -80,7 +80,7 @@ def test_graph_flops_and_closed_form_follow_what_is_kept(
         layout=f"mbs=1,recompute={recompute}",
         must_fit=False,
     )
-    screened = estimated(question)
+    screened = best_estimate(question)
     run = evaluate(screened.plan, question.costs)
     assert screened.estimate_s == pytest.approx(run.step_time_s, rel=0.02)
     job = screened.plan.job

@@ -17,7 +17,7 @@ from perfsim.engine import simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks
-from perfsim.prediction.planner import estimated
+from perfsim.prediction.planner import best_estimate
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
@@ -153,7 +153,7 @@ def test_activations_of_two_layers_are_on_the_device_and_copies_cost_their_bytes
 
 def best(job: Job, on: GpuClusterSpec) -> ParallelLayout:
     question = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
-    return estimated(question).plan.layout
+    return best_estimate(question).plan.layout
 
 
 def test_the_planner_offloads_only_where_nothing_fits_without() -> None:
