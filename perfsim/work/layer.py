@@ -404,6 +404,13 @@ def _mlp_begin(part: LayerSlice) -> Kernels:
 
 
 ExpertStage = Literal["router", "experts", "shared", "combine"]
+_ROUTER = "router"
+_ACTIVATION = "expert_activation"
+APART: Mapping[str, tuple[str, ExpertStage]] = {
+    "mlp_norm": ("layernorm", "router"),
+    _ACTIVATION: ("moe_act", "experts"),
+}
+"""Kernels that are computed again by themselves: the module of recompute that does it, and their stage."""
 
 
 def expert_kernels(part: LayerSlice, which: LayerPass, stage: ExpertStage) -> Kernels:
@@ -412,7 +419,6 @@ def expert_kernels(part: LayerSlice, which: LayerPass, stage: ExpertStage) -> Ke
     return _as_run(_with_further_head(run, part, which) if stage == "combine" else run, part)
 
 
-_ROUTER = "router"
 _BIASED_PASSES = 7.0
 """Bytes that the activation of experts with biases moves over the bytes of one kernel.
 
@@ -687,7 +693,7 @@ def mlp_recompute(part: LayerSlice, recompute: Recompute) -> Kernels:
     if not part.repeats_layer(recompute):
         if "mlp" in modules:  # from its kept norm on
             return tuple(kernel for kernel in run if kernel.name not in ("attention_residual", "mlp_norm"))
-        again = [name for name, module in _APART.items() if module in modules]
+        again = [name for name, (module, _) in APART.items() if module in modules]
         scales = {_ACTIVATION: _BIASED_AGAIN} if part.model.has_expert_bias else {}
         return tuple(
             kernel._replace(bytes_accessed=scales.get(kernel.name, 1.0) * kernel.bytes_accessed)
@@ -702,11 +708,6 @@ def mlp_recompute(part: LayerSlice, recompute: Recompute) -> Kernels:
     else:
         run = (*run, *mlp_residual(part))
     return tuple(_without_kept(run, kept_shares(part, recompute)))
-
-
-_ACTIVATION = "expert_activation"
-_APART = {"mlp_norm": "layernorm", _ACTIVATION: "moe_act"}
-"""Kernels of the MLP block that are computed again by themselves, and the module that does it."""
 
 
 def _without_kept(run: Iterable[Kernel], shares: Mapping[str, float]) -> Iterator[Kernel]:

@@ -26,7 +26,7 @@ from perfsim.work import WAIT_OF_EXPERTS, RankGroup, TensorClass, Work
 from perfsim.work.builder import InBlock
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
-from perfsim.work.layer import ExpertStage, expert_kernels, mlp_kernels, mlp_recompute, mlp_residual
+from perfsim.work.layer import APART, ExpertStage, expert_kernels, mlp_kernels, mlp_recompute, mlp_residual
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
@@ -120,9 +120,8 @@ class ExpertGroup(Half):
     def again(self) -> list[Work]:
         """The norm and the activation of experts, where the recompute mode runs them by themselves."""
         kernels = () if self.repeats_whole else mlp_recompute(self.part, self.mode)
-        stages: dict[str, ExpertStage] = {"mlp_norm": "router", "expert_activation": "experts"}
         rows = TensorClass("rows", self.part.row_bytes)
-        return [compute_work(stages[kernel.name], "recompute", (kernel,), rows) for kernel in kernels]
+        return [compute_work(APART[kernel.name][1], "recompute", (kernel,), rows) for kernel in kernels]
 
     @cached_property
     def to_experts(self) -> list[Work]:

@@ -1,6 +1,6 @@
 """The rules of legal layouts: each refusal as data, with the nearest layouts that keep the rule."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -38,7 +38,7 @@ class RefusedLayoutError(LayoutError):
 
 
 def refusals_of(
-    job: Job, topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
+    job: Job, topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: Collection[str]
 ) -> list[_Refusal]:
     """All rules that a layout breaks; empty for a legal layout."""
     broken = chain(
@@ -66,7 +66,7 @@ def _nearest_divisors(count: int, wanted: int, least: int = 1) -> list[int]:
 
 
 def _of_devices(
-    topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
+    topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: Collection[str]
 ) -> Iterator[_Broken]:
     for name, axis in AXES.items():
         value = getattr(layout, name)

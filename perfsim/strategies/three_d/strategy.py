@@ -5,7 +5,7 @@ replica for each pipeline rank (`work.unfold`). The plain strategies `data`, `te
 `zero3` are this strategy with some degrees fixed at 1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
@@ -130,11 +130,12 @@ class ThreeD:
         worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
         if check_memory and not worst.fits:
             part = max(worst.parts_bytes, key=lambda name: worst.parts_bytes[name])
+            free = {*self.free_degrees, *(("zero_stage",) if self.zero_stage is None else ())}
             raise MemoryCapacityError(
                 worst.total_bytes / worst.capacity_bytes,
                 f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "
                 f"{worst.capacity_bytes / GIB:.4g} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB)",
-                lambda: _nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
+                lambda: _to_try(job, topology, layout, part, free),
             )
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
         redone = division.recomputed(1 if layout.recompute == "none" else layout.recompute_every)
@@ -182,15 +183,13 @@ _SETTINGS: dict[str, tuple[str | int, ...]] = {
 """Values of settings, each of which needs less memory than the one before."""
 
 
-def _nearest_fit(
-    job: Job, topology: FatTree, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
-) -> str:
-    """What to try, in words; `part` is the largest part of the memory, `zero` that ZeRO stages are free."""
+def _to_try(job: Job, topology: FatTree, layout: ParallelLayout, part: str, free: Collection[str]) -> str:
+    """What to try, in words; `part` is the largest part of the memory, `free` are axes that may change."""
 
     def fits(easier: Job, changed: ParallelLayout) -> bool:
         try:
             on = FatTree(topology.system, changed.num_devices)
-            if refusals_of(easier, on, changed, "", free_degrees):
+            if refusals_of(easier, on, changed, "", free):
                 return False
             return bool(memory_shares(easier, Columns.of(easier, changed), on)[1].all())
         except InputError:
@@ -200,7 +199,7 @@ def _nearest_fit(
     tried = (
         (options, easier, changed)
         for options, easier in _eased(job)
-        for changed in (layout, *_changed(easier, layout, part, free_degrees, zero=zero))
+        for changed in (layout, *_changed(easier, layout, part, free))
     )
     options, _, nearest = next(
         (each for each in islice(tried, MOST_TRIED) if fits(*each[1:])), ("", job, None)
@@ -232,12 +231,10 @@ def _eased(job: Job) -> Iterator[tuple[str, Job]]:
             yield shorter + fused, replace(job, recipe=recipe)
 
 
-def _changed(
-    job: Job, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], *, zero: bool
-) -> Iterator[ParallelLayout]:
+def _changed(job: Job, layout: ParallelLayout, part: str, free: Collection[str]) -> Iterator[ParallelLayout]:
     """Layouts that need less memory: one setting, one degree, both at once; last, on more devices."""
     reducing = (*_REDUCES.get(part, ()), "recompute", "micro_batch_size", "schedule", "zero_stage")
-    names = [name for name in dict.fromkeys(reducing) if zero or name != "zero_stage"]
+    names = [name for name in dict.fromkeys(reducing) if name in free or name != "zero_stage"]
     variants = [variant for name in names for variant in _with_less(layout, name)]
     bases = (layout, *variants)
     # Tools offload the states of a sharded optimizer, though of one rank.
@@ -249,7 +246,7 @@ def _changed(
         offloaded.append(replace(layout, zero_stage=SHARDED, offload_param="cpu"))
     yield from offloaded if layout.offloads else ()
     yield from variants
-    if job.model.experts is not None and "expert" in free_degrees:  # over more ranks of the same stage
+    if job.model.experts is not None and "expert" in free:  # over more ranks of the same stage
         for base in bases:
             for ranks in divisors(job.model.experts.num_experts):
                 if ranks > base.expert and base.width % (ranks * base.expert_tensor) == 0:
@@ -257,7 +254,7 @@ def _changed(
     for base in bases:
         for factor in divisors(base.data)[1:]:
             for name in ("tensor", "pipeline", "context"):
-                if name in free_degrees:
+                if name in free:
                     changed = _with(base, name, getattr(base, name) * factor)
                     yield replace(changed, data=base.data // factor)
     yield from offloaded
@@ -265,7 +262,7 @@ def _changed(
         _with(base, name, value)
         for base in bases
         for name in ("tensor", "pipeline", "data", "context")
-        if name in free_degrees
+        if name in free
         for value in _larger(job, base, name)
     ]
 
