@@ -162,7 +162,8 @@ MODEL: tuple[Row, ...] = (
         lambda c: None if c.job.model.bias else "RMSNorm",
         lambda s: 1 if s.text("normalization").casefold() == "rmsnorm" else 2,
     ),
-    qk_norm("qk_layernorm", only(lambda c: c.job.model.qk_layernorm)),
+    # Latents have their norms by this flag as well.
+    qk_norm("qk_layernorm", only(lambda c: c.job.model.qk_layernorm or c.job.model.latent_attention)),
     Row("model.latent_attention", "multi_latent_attention", only(lambda c: c.job.model.latent_attention)),
     *tool.when(
         lambda settings: settings.flag("multi_latent_attention"),

@@ -64,6 +64,8 @@ def test_what_a_setting_demands_of_others_is_written_with_it(planned: Callable[.
     text = emit("torchtitan", planned("tp=2,dp=32,sp=true,zero=3", overlap_tensor=True))
     assert "config.compile.enable = True" in text
     assert "config.compile.components = ['model']" in text
+    latents = emit("megatron", planned("tp=8,dp=8,ep=8,sp=true", model="deepseek_v3"))
+    assert "--qk-layernorm" in latents  # without it Megatron-Core leaves out their norms
     flags = emit("megatron", planned("dp=1,zero=1,offload_optimizer=cpu", devices=1))
     assert "--use-distributed-optimizer" in flags
     with pytest.raises(LayoutError, match="--optimizer-cpu-offload does not go with zero_stage 0"):
