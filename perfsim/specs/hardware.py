@@ -68,13 +68,16 @@ class DeviceSpec(DatedSpec):
 
     def computes(self, precision: Precision) -> bool:
         """Whether it has matrix products at a precision."""
-        return precision in self.peak or PRECISIONS[precision].peak_of in self.peak
+        return self.peak_of(precision) in self.peak
+
+    def peak_of(self, precision: Precision) -> Precision:
+        """The precision at whose datasheet peak products at a precision run."""
+        return precision if precision in self.peak else PRECISIONS[precision].peak_of or precision
 
     def peak_flop_per_s(self, precision: Precision) -> float:
         """Datasheet peak of matrix products at a precision. Raises CatalogError where it has none."""
-        for named in (precision, PRECISIONS[precision].peak_of):
-            if named is not None and named in self.peak:
-                return self.peak[named]
+        if self.computes(precision):
+            return self.peak[self.peak_of(precision)]
         known = ", ".join(sorted(self.peak))
         raise CatalogError(f"{self.name} has no peak for {precision}; it has {known}")
 

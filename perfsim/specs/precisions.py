@@ -58,9 +58,9 @@ PRECISIONS: Mapping[str, _Precision] = {
     "fp8_block": _Precision(
         bytes=1.0 + 1 / 32, bits=4, peak_of="fp8", stand_ins=("mxfp8", "fp8"), cast_reads_bytes=2.0
     ),
-    # One scale for 32 numbers.
+    # One scale for 32 numbers, which the products apply: devices that can have a peak for it.
     "mxfp8": _Precision(
-        bytes=1.0 + 1 / 32, bits=4, peak_of="fp8", stand_ins=("fp8_block", "fp8"), cast_reads_bytes=2.0
+        bytes=1.0 + 1 / 32, bits=4, peak_of=None, stand_ins=("fp8_block", "fp8"), cast_reads_bytes=2.0
     ),
     # One scale for 16 numbers, found by reading them once more.
     "nvfp4": _Precision(

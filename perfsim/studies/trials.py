@@ -116,7 +116,8 @@ def _changes(asked: Question, plan: Plan) -> Iterator[tuple[str, Callable[[], Qu
     for words, update in settings.items():
         if all(asked.machine.reads(asked.system, f"runtime.{name}") for name in update):
             yield words, partial(replace, asked, runtime=runtime.model_copy(update=update))
-    for words, path in (*PARTS, ("cores twice as fast", f"device.peak.{asked.recipe.precision}")):
+    peak = f"device.peak.{asked.system.device.peak_of(asked.recipe.precision)}"
+    for words, path in (*PARTS, ("cores twice as fast", peak)):
         value: Any = asked.system
         for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)

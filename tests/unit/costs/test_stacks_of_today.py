@@ -84,8 +84,11 @@ def test_a_narrow_ceiling_bounds_narrow_products_alone() -> None:
 
 
 def test_a_device_without_a_narrow_peak_refuses_it() -> None:
-    with pytest.raises(CatalogError, match="has no peak for nvfp4"):
-        prices(precision="nvfp4")
+    """Products of Hopper apply no scale for 32 numbers (support matrix of Transformer Engine)."""
+    for precision in ("nvfp4", "mxfp8"):
+        with pytest.raises(CatalogError, match=f"has no peak for {precision}"):
+            prices(precision=precision)
+    assert prices(precision="fp8_block") is not None
 
 
 def gather(next_to: Kernel | None = None) -> Work:
