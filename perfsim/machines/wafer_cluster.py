@@ -23,6 +23,7 @@ from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import RUNTIME_FIELDS, Job, Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan
+from perfsim.strategies.streaming.memory import Store
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
 from perfsim.work import TaskGraph, Work
@@ -88,14 +89,15 @@ PARTS = {"the I/O ports": "io", "SwarmX": "swarmx", "MemoryX's servers": "server
 """The kinds of links between MemoryX and a system, by the parts that they belong to."""
 
 
-def _part_of(lane: str, tree: WaferTree) -> str:
+def _part_of(lane: str, plan: StreamingPlan) -> str:
     """The part of the machine that sets the speed of a lane."""
-    costs = wafer.StreamCosts(tree)
+    costs = wafer.StreamCosts(plan.topology)
     if lane == "flash":
         return "MemoryX's flash"
     if lane == "update":
-        # Adam moves 28 bytes and takes 15 FLOP a parameter.
-        slower = "DRAM" if costs.update_s(28.0, 0.0) >= costs.update_s(0.0, 15.0) else "arithmetic"
+        update = Store(plan.job, plan.system).update_kernel(1.0)
+        moving_s = costs.update_s(update.bytes_accessed, 0.0)
+        slower = "DRAM" if moving_s >= costs.update_s(0.0, update.flop) else "arithmetic"
         return f"the {slower} of MemoryX's servers"
     if lane in wafer.AT_SYSTEMS:
         feeds = costs.bytes_per_s["feed"] <= costs.bytes_per_s["io"]
@@ -342,7 +344,7 @@ class WaferCluster(Machine):
             return LOOK
         remedies = []
         if lane is not None:
-            part = _part_of(lane.name, plan.topology)
+            part = _part_of(lane.name, plan)
             remedies.append(f"{part} twice as fast ({100 * lane.saved:.0f} % off the step)")
         if lane is not None and lane.name == "flash":
             in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")

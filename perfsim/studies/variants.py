@@ -331,16 +331,22 @@ class SweepResult:
         first = self.variants[0]
         machines = listed((point.variant, (point.system, point.num_devices)) for point in self.points)
         several = any(len(set(own)) > 1 for own in machines.values())
-        alike = len(set(map(frozenset, machines.values()))) == 1
+        alike = all(set(own) <= set(machines[first]) for own in machines.values())
+        trained = {(point.machine, point.strategy) for point in self.points if point.variant == first}
+        apart = len(trained) > len(set(machines[first]))
         groups: dict[str, dict[str, PointResult]] = {}
+        mixed = set()  # without one machine that the others are compared with
         for point in self.feasible:
             shared = [point.machine if alike else f"{point.num_devices:,} devices"] if several else []
+            shared += [point.strategy] if apart else []
             name = ", ".join(filter(None, [*shared, settings_text(point.settings_but(VARIANT))]))
-            groups.setdefault(name or "all else equal", {}).setdefault(point.variant, point)
+            name = name or "all else equal"
+            if groups.setdefault(name, {}).setdefault(point.variant, point).system != point.system:
+                mixed.add(name)
         changes = {
             name: [Change(points[first], points[variant]) for variant in self.variants if variant in points]
             for name, points in groups.items()
-            if first in points
+            if first in points and name not in mixed
         }
         for change in chain(*changes.values()):
             models = [_values(side.study.model, "") for side in (change.base, change.point)]

@@ -19,7 +19,7 @@ from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Strategy
-from perfsim.strategies.streaming.memory import SERVERS, Store
+from perfsim.strategies.streaming.memory import SERVERS, SUMS, Store
 from perfsim.strategies.streaming.passes import BlockWorks, StreamedSteps, StreamingPlan
 from perfsim.work import GraphBuilder, Work
 
@@ -206,10 +206,14 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             if use.fits or not check_memory:
                 continue
             advice = "more weight servers (memoryx.servers) or flash in them (memoryx.server.flash)"
+            if use.place == "MemoryX DRAM" and topology.system.memoryx.flash_bytes:
+                advice = "more weight servers (memoryx.servers) or weights_in and optimizer_state_in auto"
             if use.on_device or use.place == SERVERS:
                 other = "recompute_layers 1" if use.on_device else "spill=false"
                 advice = f"a smaller micro_batch_size or {other}"
-            if use.on_device and (layout.micro_batch_size, layout.recompute_layers) == (1, 1):
+            if use.on_device and use.parts_bytes.get(SUMS, 0.0) > use.capacity_bytes / 2:
+                advice = "gradients summed elsewhere (streaming.accumulate_at) or a batch of one micro-batch"
+            elif use.on_device and (layout.micro_batch_size, layout.recompute_layers) == (1, 1):
                 least = "one layer of one sequence is the least"
                 advice = f"shorter sequences than {job.seq_length:,} tokens; {least}"
             unit, name = (1e12, "TB") if use.capacity_bytes >= 1e12 else (1e9, "GB")

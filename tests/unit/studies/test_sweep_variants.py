@@ -101,6 +101,40 @@ def test_settings_that_a_planner_changed_are_told_as_text_of_a_layout(steps: Swe
     assert Change(none, full).policy == changed
 
 
+TWO_MACHINES = """\
+  recipe.global_batch_size: [32]
+variants:
+  as it is: {}
+  slow NICs: {system.node.nic.bandwidth: 100 Gb/s}
+  a quarter of MemoryX: {system.memoryx.servers: 3}
+"""
+
+
+@pytest.mark.parametrize(
+    ("candidates", "groups"),
+    [
+        (
+            "[{strategy: [data, 3d], system: dgx-a100-80gb, devices: [16]}]",
+            ["data, batch 32", "3d, batch 32"],
+        ),
+        (
+            "[{strategy: 3d, system: dgx-a100-80gb, devices: [16]}, "
+            "{strategy: weight-streaming, system: cs-2, devices: [16]}]",
+            ["16 A100-80GB (2 DGX), batch 32", "16 CS-2, batch 32"],
+        ),
+    ],
+)
+def test_a_variant_is_compared_with_the_same_machine_and_strategy(
+    tmp_path: Path, candidates: str, groups: list[str]
+) -> None:
+    text = TWO_MACHINES if "cs-2" in candidates else TWO_MACHINES.replace("  a quarter", "  # a quarter")
+    path = tmp_path / "variants.yaml"
+    path.write_text(f"{HEAD.partition('candidates')[0]}candidates: {candidates}\n{text}", encoding="utf-8")
+    changes = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1).changes
+    assert [*changes] == groups
+    assert all(len(own) == 2 and 0.9 < own[1].ratio < 2 for own in changes.values())
+
+
 OWN_MACHINES = """\
 variants:
   one: {candidates: [{strategy: weight-streaming, system: cs-2, devices: [1]}]}

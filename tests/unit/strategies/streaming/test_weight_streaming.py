@@ -9,6 +9,7 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path
 from perfsim.specs.layout import Recompute, StreamingLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.testing import toys
 from perfsim.work import Work
@@ -90,6 +91,24 @@ def test_a_sequence_that_no_policy_fits_is_refused_by_its_memory() -> None:
     assert (least.micro_batch_size, least.recompute_layers, least.spill) == (1, 1, True)
     with pytest.raises(MemoryCapacityError, match=r"try shorter sequences than 1,024 tokens"):
         planned_on(1, 2, least, capacity=1e8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"streaming.accumulate_at": "wafer"}, r"wafer needs .* try gradients summed elsewhere"),
+        ({"memoryx.optimizer_state_in": "dram"}, r"DRAM needs .* weights_in and optimizer_state_in auto"),
+    ],
+)
+def test_what_a_choice_of_the_system_refuses_is_told_by_that_choice(
+    changes: dict[str, str], advice: str
+) -> None:
+    catalog = default_catalog()
+    model = catalog.model("gpt3_20b" if "streaming.accumulate_at" in changes else "gpt3_175b")
+    job = Job(model, catalog.recipe("llm_2021"), 128)
+    layout = StreamingLayout(recompute="full", recompute_layers=1, spill=True)
+    with pytest.raises(MemoryCapacityError, match=advice):
+        strategy("weight-streaming").plan(job, toys.topology(1, catalog.system("cs-2", **changes)), layout)
 
 
 @pytest.mark.parametrize(
