@@ -435,7 +435,8 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
         values["layout"] = text_of_fields(layout)
     model: TransformerConfig = values["model"]
     recipe: Recipe = values.get("recipe") or catalog.recipe(usual_recipe(model))
-    if recipe.name in dict(ERAS).values():
+    usual = recipe.name in dict(ERAS).values() and catalog.recipe(recipe.name)
+    if usual and recipe.seq_length == usual.seq_length:  # one that is given holds
         length = min(recipe.seq_length, model.max_position_embeddings)
         recipe = recipe.model_copy(update={"seq_length": length})
     values["recipe"] = recipe

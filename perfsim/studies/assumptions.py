@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from perfsim.base.dates import EQUAL
 from perfsim.base.errors import CatalogError
-from perfsim.base.spec import PROSE
+from perfsim.base.spec import PROSE, CatalogSpec
 from perfsim.base.text import covering
 from perfsim.base.units import dimension_of, format_quantity
 from perfsim.catalog import Catalog, default_catalog
@@ -13,8 +14,11 @@ from perfsim.specs.calibration import Calibration
 from perfsim.specs.prices import NOT_GIVEN, amount_text
 from perfsim.studies.answers import Assumption, Production, leaves
 from perfsim.studies.batches import Target
+from perfsim.studies.loading import dimension_at
 from perfsim.studies.spec import StudySpec
 
+UNLISTED = PROSE | {"fit", "name", "noun", "date", "runtime", "device"}
+"""Fields of a description that are no inputs, or have a row of their own."""
 _NOT_CONSTANTS = PROSE | {"name", "fit", "kind", "device", "cases", "peak_profile"}
 DIGITS = 4
 
@@ -91,15 +95,19 @@ NO_DEFAULT = "no default, because it would decide the comparison; the study may 
 def assumptions_of(spec: StudySpec) -> tuple[Assumption, ...]:
     """Inputs of an answer: critical batch, model, recipe, systems, fitted constants, cluster calibrations."""
     catalog = default_catalog()
-    assumptions = [*_target(Target.of_study(spec)), *_described(catalog, "model", spec.model.name)]
-    assumptions += _described(catalog, "recipe", spec.recipe.name)
-    for point in {(known.candidate.system.name, known.runtime.name): known for known in spec.points}.values():
-        system = point.candidate.system
-        assumptions += _described(catalog, "system", system.name)
-        assumptions += _described(catalog, "device", system.device.name)
+    assumptions = [*_target(Target.of_study(spec)), *_described(catalog, "model", spec.model)]
+    assumptions += _described(catalog, "recipe", spec.recipe)
+    for known in {(known.candidate.system.name, known.runtime.name): known for known in spec.points}.values():
+        system = known.candidate.system
+        software = machine_of(system).software(system, known.runtime)
+        day = spec.equal_day if spec.as_of == EQUAL else spec.as_of
+        day = f"as of {day}" if day else "named by the question, its recipe or the rule"
+        assumptions.append(Assumption(f"system {system.name}", "software", software.name, day, "assumption"))
+        assumptions += _described(catalog, "system", system)
+        assumptions += _described(catalog, "device", system.device)
         if system.device.calibration is not None:
             assumptions += _constants_of(system.device.calibration, catalog)
-        for calibration in machine_of(system).calibrations(system, point.question.job.recipe):
+        for calibration in machine_of(system).calibrations(system, known.question.job.recipe):
             assumptions += _constants_of(calibration, catalog)
     for production in filter(None, dict.fromkeys(map(Production.of, spec.points))):
         value = f"{production.text} times the rate of healthy steps, on every machine"
@@ -110,7 +118,7 @@ def assumptions_of(spec: StudySpec) -> tuple[Assumption, ...]:
     assumptions += _money(spec)
     for candidate in spec.candidates:
         if candidate.wall_clock is not None:
-            assumptions += _described(catalog, "wall_clock", candidate.wall_clock.name)
+            assumptions += _described(catalog, "wall_clock", candidate.wall_clock)
     for candidate in spec.candidates:
         if candidate.cluster_calibration is not None:
             # The scale fitted to the user's measured steps, with its cases.
@@ -175,13 +183,29 @@ def _money(spec: StudySpec) -> Iterator[Assumption]:
         yield Assumption("money", name, text, source, "assumption")
 
 
-def _described(catalog: Catalog, kind: str, name: str) -> list[Assumption]:
+def _described(catalog: Catalog, kind: str, described: CatalogSpec) -> list[Assumption]:
+    """Values of a description with their sources, and those that the question gives in place of them."""
+    name = described.name.partition(" (changed)")[0].partition(" with ")[0]
+    topic = f"{kind} {name}"
+    listed: dict[str, Any] = {}
+    source = "given by the question"
     try:
         rows = [row for row in catalog.describe(name, kind) if row.source_or_assumption]
+        listed = dict(leaves(catalog.load(kind, name).model_dump(), "", UNLISTED))
+        kinds = {True: "assumption", False: "datasheet"}
+        told = {
+            row.path: Assumption(
+                topic, row.path, row.value_text, row.source_or_assumption, kinds[row.assumed]
+            )
+            for row in rows
+            if row.path not in UNLISTED
+        }
     except CatalogError:
-        return [Assumption(kind, name, "defined inside the study", "the study's own file", "assumption")]
-    kinds = {True: "assumption", False: "datasheet"}
-    return [
-        Assumption(f"{kind} {name}", row.path, row.value_text, row.source_or_assumption, kinds[row.assumed])
-        for row in rows
-    ]
+        source = "the study's own file"
+        told = {"": Assumption(kind, name, "defined inside the study", source, "assumption")}
+    for path, value in leaves(described.model_dump(exclude_defaults=not listed), "", UNLISTED):
+        if listed.get(path) != value:
+            dimension = dimension_at(described, path) if isinstance(value, float) else None
+            text = format_quantity(value, dimension, DIGITS) if dimension else _text("", value)
+            told[path] = Assumption(topic, path, text, source, "assumption")
+    return list(told.values())

@@ -6,16 +6,16 @@ from functools import cache
 from itertools import chain, islice, product
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from perfsim.base.dates import EQUAL
 from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError, Problem, UnknownNameError
 from perfsim.base.limits import present_limits
-from perfsim.base.spec import CatalogSpec, FolderName, Spec, SpecT
+from perfsim.base.spec import UNNAMED, CatalogSpec, FolderName, Spec, SpecT
 from perfsim.base.text import did_you_mean
-from perfsim.base.units import YAML_CONTEXT
+from perfsim.base.units import YAML_CONTEXT, Dimension, quantity_pattern
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file, reader
 from perfsim.catalog.catalog import complaints_of
 from perfsim.catalog.yaml_tree import Mark, Node
@@ -232,6 +232,13 @@ def model_of(owner: type[BaseModel], field: str) -> type[BaseModel]:
     annotation: Any = owner.model_fields[field].rebuild_annotation()
     model: type[BaseModel] = create_model("Value", **{field: (annotation, ...)})  # type: ignore[call-overload]
     return model
+
+
+def dimension_at(spec: BaseModel, path: str) -> Dimension | None:
+    """The dimension of the quantity at a path of a description; None for a plain number or a word."""
+    _, owner, index, _ = reached(spec, path)
+    schema = str(model_of(owner, path.split(".")[index]).model_json_schema())
+    return next((known for known in get_args(Dimension) if repr(quantity_pattern(known)) in schema), None)
 
 
 # A study with values replaced: the one reading of paths, for `--set`, grids and variants.
@@ -645,7 +652,7 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     if base is not None:
         apart = {*reader.OWN_VALUES, "title", "question"}
         inherited = load_study(str(base), catalog).model_dump(exclude=apart)
-    data = {**inherited, **_loaded(given, [StudySpec], catalog)}
+    data = {**inherited, **_loaded({"name": inherited["name"], **given}, [StudySpec], catalog)}
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
@@ -661,7 +668,7 @@ def _loaded(value: Any, types: Sequence[Any], catalog: Catalog) -> Any:
         parts = {key: _loaded(part, reader.element(types, key), catalog) for key, part in value.items()}
         base = parts.pop("extends", None) if named else None
         if base is None:
-            return parts
+            return {"name": UNNAMED, **parts} if named else parts
         parent = catalog.load(reader.kind_of(named[0]), str(base))
         own = {name: None for name in reader.OWN_VALUES if name in type(parent).model_fields}
         return catalog.override(parent, {"name": f"{base} (changed)", **own, **_by_path(parent, parts)})

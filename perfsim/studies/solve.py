@@ -26,7 +26,7 @@ from perfsim.base.dates import EQUAL
 from perfsim.base.errors import InputError, PerfsimError, attempt
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.text import did_you_mean, large_word
-from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity, quantity_pattern
+from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity
 from perfsim.catalog import Catalog
 from perfsim.convergence.bill import HOUR_S, JOULES_A_KWH
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
@@ -274,9 +274,8 @@ def _field(path: str, point: Point) -> _Unknown:
     span = value if isinstance(value, Range) and alone else None
     value = value.typical if isinstance(value, Range) else value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
-        schema = str(loading.model_of(record, steps[index]).model_json_schema())
-        units = (known for known in get_args(Dimension) if repr(quantity_pattern(known)) in schema)
-        return _Unknown(path, _numbers(value), value, dimension=next(units, None), span=span)
+        dimension = loading.dimension_at(owner, inner)
+        return _Unknown(path, _numbers(value), value, dimension=dimension, span=span)
     kinds = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Literal]
     choices = [False, True] if annotation is bool else [word for kind in kinds for word in get_args(kind)]
     if not choices:

@@ -198,3 +198,12 @@ def test_a_run_says_what_it_trains() -> None:
     layout = "tp=8,pp=4,dp=2,mbs=1,sp=true,recompute=full"
     said = " ".join(CliRunner().invoke(main, [*fields, "--layout", layout]).output.split())
     assert "llm_2024: sequences of 4,096 tokens, bf16, flash attention, no dropout" in said
+
+
+def test_sequences_that_are_given_are_not_shortened_to_the_positions_of_the_model() -> None:
+    catalog = ps.Catalog()
+    asked = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 8}
+    longer = ps.predict(**asked, recipe=catalog.override(catalog.recipe("llm_2021"), {"seq_length": 4096}))
+    assert longer.run.plan.job.seq_length == 4096
+    assert "positions-outside" in [caveat.code for caveat in longer.caveats]
+    assert ps.predict(**asked, recipe="llm_2024").run.plan.job.seq_length == 2048

@@ -61,6 +61,7 @@ def test_a_part_of_a_mapping_may_extend_a_description_as_in_a_file(tmp_path: Pat
                 "strategy": "3d",
                 "system": {"extends": "dgx-a100-80gb", "fabric": {"oversubscription": 2.0}},
                 "devices": [8],
+                "wall_clock": {"queue": {"low": "0 s", "typical": "1 h", "high": "2 h"}},
             }
         ],
     }
@@ -68,7 +69,7 @@ def test_a_part_of_a_mapping_may_extend_a_description_as_in_a_file(tmp_path: Pat
     path = tmp_path / "same.yaml"
     path.write_text(yaml.safe_dump(fields), encoding="utf-8")
     asked, written = (ps.study(study) for study in (fields, path))
-    assert asked.candidates[0].time_to_accuracy_s == written.candidates[0].time_to_accuracy_s
+    assert asked.candidates[0].wall_s == written.candidates[0].wall_s
     with pytest.raises(ps.PerfsimError, match="num_layers"):
         ps.study({**fields, "model": {"extends": "gpt3_xl", "num_layer": 12}})
 

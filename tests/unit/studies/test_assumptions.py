@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from perfsim.catalog import default_catalog
 from perfsim.studies.answers import Assumption
 from perfsim.studies.assumptions import assumptions_of
-from perfsim.studies.loading import load_study
+from perfsim.studies.loading import changed_study, load_study
 from perfsim.studies.spec import StudySpec
 
 
@@ -38,3 +39,27 @@ def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: Stu
     changed = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "mine"})})
     mine = Assumption("model", "mine", "defined inside the study", "the study's own file", "assumption")
     assert mine in assumptions_of(changed)
+
+
+def test_what_a_question_changes_is_told_as_it_is_asked_and_so_is_the_software(spec: StudySpec) -> None:
+    changes = {
+        "recipe.tokens": 3e11,
+        "system.swarmx.bandwidth": "50 GB/s",
+        "system.device.memory.capacity": "30 GB",
+        "as_of": "2022-12",
+    }
+    told = assumptions_of(changed_study(spec, changes, default_catalog()))
+    values = {(row.topic, row.name): row.value for row in told}
+    assert values["recipe gpt3_20b_chinchilla", "tokens"] == "3e+11"
+    assert values["system cs-2", "swarmx.bandwidth"] == "50 GB/s"
+    assert values["device wse-2", "memory.capacity"] == "30 GB"
+    assert values["system cs-2", "software"] == "software release r1.6"
+    assert values["system cs-2", "memoryx.servers"] == "12"
+    (source,) = {row.source for row in told if row.name == "swarmx.bandwidth"}
+    assert source == "given by the question"
+
+
+def test_a_recipe_written_inside_the_study_has_its_values_listed() -> None:
+    told = assumptions_of(load_study("sparse_pretraining"))
+    values = {row.name: row.value for row in told if row.topic == "recipe sparse_pretraining"}
+    assert values["weight_sparsity"] == "0.75"

@@ -118,8 +118,7 @@ variants:
             ["data, batch 32", "3d, batch 32"],
         ),
         (
-            "[{strategy: 3d, system: dgx-a100-80gb, devices: [16]}, "
-            "{strategy: weight-streaming, system: cs-2, devices: [16]}]",
+            "[{strategy: 3d, system: dgx-a100-80gb, devices: 16}, {<<X, system: cs-2, devices: 16}]",
             ["16 A100-80GB (2 DGX), batch 32", "16 CS-2, batch 32"],
         ),
     ],
