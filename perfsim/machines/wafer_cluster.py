@@ -95,7 +95,7 @@ def _part_of(lane: str, plan: StreamingPlan) -> str:
     if lane == "flash":
         return "MemoryX's flash"
     if lane == "update":
-        update = Store(plan.job, plan.system).update_kernel(1.0)
+        update = Store(plan.job, plan.topology.system).update_kernel(1.0)
         moving_s = costs.update_s(update.bytes_accessed, 0.0)
         slower = "DRAM" if moving_s >= costs.update_s(0.0, update.flop) else "arithmetic"
         return f"the {slower} of MemoryX's servers"

@@ -198,7 +198,8 @@ def _described(catalog: Catalog, kind: str, described: CatalogSpec) -> list[Assu
                 topic, row.path, row.value_text, row.source_or_assumption, kinds[row.assumed]
             )
             for row in rows
-            if row.path not in UNLISTED
+            if row.path != "runtime"
+            and getattr(getattr(described, row.path, 0), "name", row.value_text) == row.value_text
         }
     except CatalogError:
         source = "the study's own file"
@@ -207,5 +208,6 @@ def _described(catalog: Catalog, kind: str, described: CatalogSpec) -> list[Assu
         if listed.get(path) != value:
             dimension = dimension_at(described, path) if isinstance(value, float) else None
             text = format_quantity(value, dimension, DIGITS) if dimension else _text("", value)
+            text = "none" if value is None else text
             told[path] = Assumption(topic, path, text, source, "assumption")
     return list(told.values())

@@ -538,6 +538,8 @@ def _over_dates(day: str, asked: _Asked) -> Eras:
             f"All as of {day}. {late}, the day of the newest of what was measured, has no answer{reason}."
         )
         return Eras(day, first.label, rival.label, sentence, eras=tuple(eras))
+    if late == day:
+        return Eras(day, first.label, rival.label, "", eras=tuple(eras))
     turn = next((era for era in eras if era.day > day and (era.ratio < 1) is (ratios[day] >= 1)), None)
     turned = f"; the order turns on {turn.day}, with {turn.newest}" if turn else ", so the order stays"
     sentence = (

@@ -332,7 +332,11 @@ class StudySpec(CatalogSpec):
                 message = f"study {self.name} has no system for strategy {name}"
                 raise InputError(message, f"it compares {known}")
             chosen += same or [like[0].model_copy(update={"strategy": wanted.name, "layout": None})]
-        return self.model_copy(update={"candidates": tuple(chosen)}) if names else self
+        if not names:
+            return self
+        left_out = {known.system.name for known in self.candidates} - {known.system.name for known in chosen}
+        day = self.equal_day if left_out and self.as_of == EQUAL else self.as_of  # no answer moves
+        return self.model_copy(update={"candidates": tuple(chosen), "as_of": day})
 
     def with_verify(self, mode: str | None) -> Self:
         """The study with this mode of sampling; None keeps its own."""

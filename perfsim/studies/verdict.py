@@ -47,7 +47,7 @@ def grounds(rows: Sequence[Answer], decision: Decision, eras: Eras | None) -> Ma
         lines["why"] = " ".join(filter(None, [_why(first, rival, decision), same]))
         lines["rests on"] = _rests_on(first, rival, decision)
     readings = [*_other_layouts(rows, decision), *([eras.sentence] if eras else [])]
-    lines["other reading"] = " ".join(readings)
+    lines["other reading"] = " ".join(filter(None, readings))
     return {name: lines[name] for name in ("why", "rests on", "costs", "other reading") if lines.get(name)}
 
 
