@@ -20,7 +20,7 @@ from perfsim.base.limits import present_limits
 from perfsim.interop import READ, WRITTEN, tool_named
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question, Rank
-from perfsim.prediction.risk import MOST, Ranked, expected, points_of, weight_of
+from perfsim.prediction.risk import MOST, Ranked, expected_ratios, points_of, ratio_of
 from perfsim.prediction.run import Evaluation, Step, evaluate, evaluation_of
 from perfsim.specs.layout import Layout, ParallelLayout, text_of
 from perfsim.specs.trainers import ANY, ON_GPUS
@@ -113,7 +113,7 @@ class Search:
     def keep(self, kept: Ints | None) -> None:
         """Choose among some layouts; None: among all."""
         self.screening = self._whole if kept is None else self._whole.only(kept)
-        self.weight = expected(self._points if kept is None else self._points[kept])
+        self.ratio = expected_ratios(self._points if kept is None else self._points[kept])
 
     def _among(self, rank: Rank, kept: Ints) -> Search:
         """The search of another rank among some layouts, which are screened already."""
@@ -159,7 +159,7 @@ class Search:
         """Indices of all that fit: those listed, then others; best estimate first, of ties least memory."""
         others = np.ones(len(self.estimate_s), dtype=np.bool_)
         others[self._listed] = False
-        expected_s = self.estimate_s * self.weight
+        expected_s = self.estimate_s * self.ratio
         return np.lexsort((self.screening.memory_share, np.round(expected_s, 12), others))
 
     @cached_property
@@ -190,8 +190,8 @@ def confirmed(searched: Search, *, to_beat: Evaluation | None = None) -> Iterato
     `to_beat` is a plan that was simulated before; it comes first.
     Plans are simulated in the order of their estimates, corrected by what layouts of their kind took, until
     the rest cannot be faster than the best, given the error of the closed form, or until `MOST_CONFIRMED` are
-    done. Times are those to be expected of layouts as novel as each (`risk.expected`). The longest path is a
-    lower bound of a step: a plan whose path is longer than the best step is left out.
+    done. Times are those to be expected of layouts as novel as each (`risk.expected_ratios`). The longest
+    path is a lower bound of a step: a plan whose path is longer than the best step is left out.
     """
     question = searched.question
     indices = searched.order[:MOST_LISTED].tolist()
@@ -200,14 +200,14 @@ def confirmed(searched: Search, *, to_beat: Evaluation | None = None) -> Iterato
     factor = np.ones(len(indices))
     left = np.ones(len(indices), dtype=bool)
     tried: Counter[tuple[Hashable, ...]] = Counter()
-    weight = searched.weight[indices]
+    ratio = searched.ratio[indices]
     best_s = np.inf
     if to_beat is not None:
-        best_s = to_beat.step_time_s * weight_of(to_beat.plan)
+        best_s = to_beat.step_time_s * ratio_of(to_beat.plan)
         yield to_beat
     error_of = np.full(len(indices), ESTIMATE_ERROR)
     for number in range(MOST_CONFIRMED):
-        expected_s = searched.estimate_s[indices] * weight * factor
+        expected_s = searched.estimate_s[indices] * ratio * factor
         could = left & (expected_s * (1 - error_of) <= best_s / question.scale)
         if not could.any():
             break
@@ -220,11 +220,11 @@ def confirmed(searched: Search, *, to_beat: Evaluation | None = None) -> Iterato
         placed = place(graph, question.topology, contention=False)
         placed = place(graph, question.topology) if placed.note else placed
         step_s = Step(placed, question.costs, question.scale).run(contention=False).step_time_s
-        if step_s * weight[nearest] < best_s:
+        if step_s * ratio[nearest] < best_s:
             run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph)
             step_s = run.step_time_s
-            if round(step_s * weight[nearest] / best_s, TIE_DIGITS) < 1:
-                best_s = step_s * weight[nearest]
+            if round(step_s * ratio[nearest] / best_s, TIE_DIGITS) < 1:
+                best_s = step_s * ratio[nearest]
                 yield run
         kind = kinds[nearest]
         alike = np.array([other == kind for other in kinds])

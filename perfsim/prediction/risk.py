@@ -192,16 +192,16 @@ def points_of(screening: Screening, job: Job, device: DeviceSpec) -> Ints:
     return Novelty.of(layouts, job, device).points[of_row]
 
 
-def expected(points: Ints) -> Floats:
+def expected_ratios(points: Ints) -> Floats:
     """The ratio of measured to predicted step that is expected of layouts, by their points."""
     return np.array(EXPECTED)[np.minimum(points, len(EXPECTED) - 1)]
 
 
-def weight_of(plan: Plan) -> float:
+def ratio_of(plan: Plan) -> float:
     """The expected ratio of a plan; 1 on wafers, whose layouts have no kinds."""
     if not isinstance(plan.layout, ParallelLayout):
         return 1.0
-    return float(expected(Novelty.of([plan.layout], plan.job, plan.system.device).points)[0])
+    return float(expected_ratios(Novelty.of([plan.layout], plan.job, plan.system.device).points)[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.planner import Search, best_plan, confirmed, divisible, has_plan, within_nodes
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Objective, Question
-from perfsim.prediction.risk import Ranked, weight_of
+from perfsim.prediction.risk import Ranked, ratio_of
 from perfsim.prediction.run import Evaluation, evaluation_of
 from perfsim.specs.layout import Layout, text_of
 from perfsim.strategies import Plan
@@ -200,7 +200,7 @@ class Planned:
     objective: Objective
     """What the shortlist is ranked by."""
     shortlist: tuple[Entry, ...]
-    """Ascending by the step to be expected (`risk.expected`); every task of every entry is simulated."""
+    """Ascending by the expected step (`risk.expected_ratios`); every task of every entry is simulated."""
     within: int
     """Layouts that the closed form puts inside the model's error of the fastest."""
     refused: Mapping[str, int]
@@ -353,7 +353,7 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
             plan = question.chosen.plan(question.job, question.topology, layout)
             known[layout] = evaluation_of(question, plan)
         runs[kind(layout)] = known[layout]
-    return sorted(runs.values(), key=lambda run: run.step_time_s * weight_of(run.plan))
+    return sorted(runs.values(), key=lambda run: run.step_time_s * ratio_of(run.plan))
 
 
 def ratio_error(run: Evaluation, other: Evaluation) -> float:

@@ -25,7 +25,7 @@ from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase, mapped, publi
 from perfsim.evidence.score import CaseBand
 from perfsim.prediction.bands import Reached
 from perfsim.prediction.planner import best_plan, plan_of
-from perfsim.prediction.risk import EXPECTED, Novelty, expected, kinds_of
+from perfsim.prediction.risk import EXPECTED, Novelty, expected_ratios, kinds_of
 from perfsim.prediction.run import evaluation_of
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.studies.shortlist import ratio_error
@@ -301,7 +301,7 @@ def section(runs: Sequence[Run], by_rule: dict[str, list[Pick]], claims: list[di
         inside = mean(run.low_s <= run.measured_s <= run.high_s for run in alike_runs)
         ratio = math.exp(mean(run.error for run in alike_runs))
         families = len({run.family for run in alike_runs})
-        factor = float(expected(np.array([points]))[0])
+        factor = float(expected_ratios(np.array([points]))[0])
         text += f"| {points}{' or more' if last else ''} | {families} | {len(alike_runs)} | {ratio:.3f} | "
         text += f"{spread(runs, points):.3f} | {inside:.0%} | {factor:.3f} |\n"
     text += CLAIMS_HEAD

@@ -171,7 +171,7 @@ class Regret:
 def regret_of(case: Case) -> Regret:
     """The planner's answer next to that of the wide search. PlanError where no layout fits."""
     searched = Search(case.question())
-    searched.weight[:] = 1.0  # against the simulation alone
+    searched.ratio[:] = 1.0  # against the simulation alone
     runs = [*confirmed(searched)]
     pick = text_of(runs[-1].plan.layout)
     pick_s = runs[-1].step_time_s

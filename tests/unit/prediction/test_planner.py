@@ -87,7 +87,7 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
     toys: ModuleType, topology: Topology
 ) -> None:
     searched = Search(on_toys(toys, "3d", toys.job(64), topology))
-    searched.weight[:] = 1.0  # as if all were published
+    searched.ratio[:] = 1.0  # as if all were published
     screening = searched.screening
     every = list(strategy("3d").layouts(toys.job(64), topology))
     assert screening.feasible == screening.screened == len(every)
