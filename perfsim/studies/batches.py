@@ -262,11 +262,13 @@ class Target:
                 lambda: f"{len(points) + len(refused)} of {len(batches)} batches tried on {question.label}"
             )
             try:
-                points.append(self.at(question, wanted, advised=not refused))
+                points.append(self.at(question, wanted, advised=False))
             except (LayoutError, PlanError, NotIdentifiableError) as error:
                 refused[wanted] = error
         if not points:
-            raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
+            for batch in refused:
+                self.at(question, batch)  # raises as before, and says what is near
+            raise PlanError(f"{question.label}: no batch to try")
         return BatchCurve(sorted(points, key=lambda point: point.batch_tokens), refused)
 
     def ramped(self, question: Question, time: TimeToAccuracy) -> TimeToAccuracy:
