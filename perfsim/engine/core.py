@@ -5,22 +5,17 @@ It is compiled by numba when it is first used, and kept compiled on disk.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ints
-from perfsim.base.compiled import compiled
+from perfsim.base.compiled import Compiled
 from perfsim.engine import rules
+from perfsim.engine.rules import fill, reached
 from perfsim.engine.tables import NONE, UNIT, Tables, excess, slowed_speed
 
-_compiled = partial(compiled, allocates=False)
-_excess = _compiled(excess)
-_speed = _compiled(slowed_speed)
-_reached = _compiled(rules.reached)
-_fill = _compiled(rules.fill)
-longest_path = _compiled(rules.longest_path)
+longest_path = Compiled(rules.longest_path)
 
 
 class _State(NamedTuple):
@@ -96,10 +91,12 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
     """Fill in start and end of every task, -1: never; returns events and seconds with a contended link."""
     start_s[:] = -1.0
     end_s[:] = -1.0
-    return _follow(tables, _State.of(tables), rules.Shares.of(tables), start_s, end_s)
+    seen = np.zeros(2)
+    _follow(tables, _State.of(tables), rules.Shares.of(tables), start_s, end_s, seen)
+    events, contended_s = seen.tolist()
+    return int(events), contended_s
 
 
-@_compiled
 def _with(number: int, members: Ints, is_member: Bools, count: int) -> int:
     """How many of `members` there are, of `count`, after one that may be among them has joined."""
     if not is_member[number]:
@@ -109,13 +106,11 @@ def _with(number: int, members: Ints, is_member: Bools, count: int) -> int:
     return count
 
 
-@_compiled
 def _is_before(task: int, other: int, due_s: Floats) -> bool:
     """Whether a task ends before another one; of equal ends, the one with the lower number does."""
     return due_s[task] < due_s[other] or (due_s[task] == due_s[other] and task < other)
 
 
-@_compiled
 def _settle(state: _State, task: int, at: int, count: int) -> None:
     """Put a task into the heap of `count`, in which `at` is free."""
     ends = state.ends
@@ -137,7 +132,6 @@ def _settle(state: _State, task: int, at: int, count: int) -> None:
     state.place[task] = at
 
 
-@_compiled
 def _end_at(state: _State, task: int, at_s: float, count: int) -> int:
     """Let a task end then, whether or not it had an end, or (infinity) have none; how many have one."""
     state.due_s[task] = at_s
@@ -155,7 +149,6 @@ def _end_at(state: _State, task: int, at_s: float, count: int) -> int:
     return count
 
 
-@_compiled
 def _proceed(state: _State, task: int, speed: float, now_s: float) -> float:
     """Let a task run at this rate from now on; its new end."""
     state.left_s[task] -= (now_s - state.since_s[task]) * state.rate[task]
@@ -164,11 +157,11 @@ def _proceed(state: _State, task: int, speed: float, now_s: float) -> float:
     return now_s + max(0.0, state.left_s[task]) / speed if speed > 0.0 else np.inf
 
 
-@_compiled
+@Compiled
 def _follow(
-    tables: Tables, state: _State, shares: rules.Shares, start_s: Floats, end_s: Floats
-) -> tuple[int, float]:
-    """Fill in the start and the end of every task that has both; see `run`."""
+    tables: Tables, state: _State, shares: rules.Shares, start_s: Floats, end_s: Floats, seen: Floats
+) -> None:
+    """Fill in the start and the end of every task that has both, and what `run` returns."""
     num_flows = len(tables.bytes_per_s)
     ready = state.ready
     due_s = state.due_s
@@ -255,8 +248,8 @@ def _follow(
         for device in state.changed_device[:num_devices]:
             state.device_is_changed[device] = False
             # Shares are whole numbers, so that a device that is left alone is exactly as fast as before.
-            units = _excess(state.taken[device, 0] / UNIT)
-            memory = _excess(state.taken[device, 1] / UNIT)
+            units = excess(state.taken[device, 0] / UNIT)
+            memory = excess(state.taken[device, 1] / UNIT)
             if units == state.slowing[device, 0] and memory == state.slowing[device, 1]:
                 continue
             state.slowing[device, 0] = units
@@ -264,7 +257,7 @@ def _follow(
             task = state.head[num_flows + device]
             while task != NONE:
                 bound = tables.bound[tables.kind[task]]
-                speed = _speed(bound[0], bound[1], units, memory)
+                speed = slowed_speed(bound[0], bound[1], units, memory)
                 if speed != state.rate[task]:
                     events += state.rate[task] > 0.0
                     num_ends = _end_at(state, task, _proceed(state, task, speed, now_s), num_ends)
@@ -274,16 +267,16 @@ def _follow(
             changed = state.changed_flow[:num_changed]
             for flow in changed:
                 state.is_changed[flow] = False
-            found, more_hot = _reached(tables, shares, changed)
+            found, more_hot = reached(tables, shares, changed)
             num_changed = 0
             if num_hot == 0 and more_hot > 0:
                 hot_since_s = now_s
             if num_hot > 0 and num_hot + more_hot == 0:
                 contended_s += now_s - hot_since_s
             num_hot += more_hot
-            # Flows on links that are not contended keep their own speed; `_fill` gives it to them again.
+            # Flows on links that are not contended keep their own speed; `fill` gives it to them again.
             joined = shares.touched[:found]
-            _fill(tables, shares, joined)
+            fill(tables, shares, joined)
             for flow in joined:
                 speed = shares.fraction[flow]
                 task = state.head[flow]
@@ -304,7 +297,7 @@ def _follow(
                 group = num_flows + device
                 bound = tables.bound[kind]
                 slowing = state.slowing[device]
-                speed = _speed(bound[0], bound[1], slowing[0], slowing[1])
+                speed = slowed_speed(bound[0], bound[1], slowing[0], slowing[1])
             following = state.head[group]
             state.after[task] = following
             state.before[task] = NONE
@@ -326,4 +319,5 @@ def _follow(
         now_s = due_s[state.ends[0]]
     if num_hot > 0:
         contended_s += now_s - hot_since_s
-    return events, contended_s
+    seen[0] = events
+    seen[1] = contended_s

@@ -7,7 +7,6 @@ rates together and fixes the rate of a flow when it reaches its own speed or whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -188,13 +187,7 @@ def fill(tables: Tables, shares: Shares, flows: Ints) -> None:
         shares.fraction[flow] = rate[index] / tables.bytes_per_s[flow]
 
 
-def longest_path(
-    duration_s: Sequence[float] | Floats,
-    first: Sequence[int] | Ids,
-    values: Sequence[int] | Ids,
-    start_s: list[float] | Floats,
-    end_s: list[float] | Floats,
-) -> None:
+def longest_path(duration_s: Floats, first: Ids, values: Ids, start_s: Floats, end_s: Floats) -> None:
     """Fill in the start and the end of every task when nothing is shared.
 
     Task i waits for `values[first[i]:first[i + 1]]`, which all come before it.

@@ -1,29 +1,24 @@
 """Runs a priced graph: with SimPy, or with the compiled core, which gives the same times to the bit.
 
-`engine.simpy_engine` says what a step is. Large graphs and searches over many graphs take `engine.core`,
-which costs a third of a second to load and then follows a task in a tenth of a microsecond instead of four.
+`engine.simpy_engine` says what a step is. Large graphs and searches take `engine.core`, which takes 0.03 s to
+load and then follows a task in a tenth of a microsecond instead of four to twelve.
 """
 
-import sys
 from collections.abc import Mapping
-from functools import cache
-from importlib.util import find_spec
 
 import numpy as np
 
 from perfsim.base.arrays import Floats
+from perfsim.base.compiled import IS_INSTALLED
 from perfsim.base.errors import DeadlockError
 from perfsim.base.limits import Engine, present_limits
-from perfsim.engine import rules, simpy_engine
+from perfsim.engine import core, simpy_engine
 from perfsim.engine.tables import Flow, Slowdown, Tables
 from perfsim.engine.trace import Simulated, Trace
 from perfsim.work import TaskGraph
 
-MOST_WITH_SIMPY = 50_000
+MOST_WITH_SIMPY = 10_000
 """Tasks of a graph up to which SimPy follows them, unless an engine is asked for."""
-FEWEST_TO_LOAD = 20_000
-"""Tasks of all graphs of a search after which the compiled core is worth loading."""
-_searched = 0
 
 
 def simulate(
@@ -50,22 +45,15 @@ def simulate(
     limits = present_limits()
     limits.begin(len(graph))
     tables = Tables.of(graph, duration_s, flows or {}, carried, slowdown)
-    chosen: Engine
-    if not _is_compiled():
+    small = reported and len(graph) <= MOST_WITH_SIMPY
+    chosen: Engine = limits.engine or ("simpy" if small else "fast")
+    if not IS_INSTALLED:
         chosen = "simpy"
-    elif limits.engine is not None:
-        chosen = limits.engine
-    elif reported:
-        chosen = "simpy" if len(graph) <= MOST_WITH_SIMPY else "fast"
-    else:
-        chosen = "fast" if _pays_to_load(graph) else "simpy"
     start_s = np.empty(len(graph))
     end_s = np.empty(len(graph))
     if chosen == "simpy":
         events, contended_s = simpy_engine.run(tables, start_s, end_s, limits)
     else:
-        from perfsim.engine import core
-
         events, contended_s = core.run(tables, start_s, end_s)
         limits.check(len(graph), 0, len(graph))
     if np.any(end_s < 0.0):
@@ -75,18 +63,10 @@ def simulate(
         flows=int(np.count_nonzero(tables.flow[tables.kind] >= 0)),
         links=len(carried),
         contended_s=contended_s,
-        # Which engine a search takes depends on what the process did before, so only reported steps name it.
         engine=chosen if reported or limits.engine else "",
         tasks=len(graph),
     )
     return Trace(graph, start_s, end_s, simulated)
-
-
-def _pays_to_load(graph: TaskGraph) -> bool:
-    """Whether this process, with this graph, has searched through enough tasks to load the core."""
-    global _searched  # noqa: PLW0603 (a tally of the process, which changes no result)
-    _searched += len(graph)
-    return "numba" in sys.modules or _searched > FEWEST_TO_LOAD
 
 
 def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
@@ -100,24 +80,8 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
     seconds = np.asarray(duration_s, dtype=np.float64)
     start_s = np.empty(len(graph))
     end_s = np.empty(len(graph))
-    if _is_compiled() and _pays_to_load(graph):
-        from perfsim.engine import core
-
-        core.longest_path(seconds, first, values, start_s, end_s)
-    else:
-        # Lists are faster than columns where elements are read one by one.
-        starts: list[float] = [0.0] * len(graph)
-        ends = starts.copy()
-        rules.longest_path(seconds.tolist(), first.tolist(), values.tolist(), starts, ends)
-        start_s[:] = starts
-        end_s[:] = ends
+    core.longest_path(seconds, first, values, start_s, end_s)
     return Trace(graph, start_s, end_s)
-
-
-@cache
-def _is_compiled() -> bool:
-    """Whether numba is installed; where it is not, SimPy follows everything."""
-    return find_spec("numba") is not None
 
 
 def _check_length(graph: TaskGraph, duration_s: Floats) -> None:

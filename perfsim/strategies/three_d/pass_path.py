@@ -15,13 +15,13 @@ shorter ones that differ by one period.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
-from importlib.util import find_spec
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Floats, Ids, Ints
+from perfsim.base.compiled import Compiled, Laid
 from perfsim.base.limits import present_limits
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
@@ -32,6 +32,9 @@ from perfsim.strategies.three_d.division import kind_numbers
 FORWARD = 0
 BACKWARD = 1
 WEIGHTS = 2
+_SENT = 3
+_CLOCKS = 8
+"""Of every rank: of its three streams, from `_SENT` on of messages in two directions, then of reductions."""
 _PASSES = {"F": FORWARD, "B": BACKWARD, "W": WEIGHTS}
 REPEATS_AFTER = 4
 """Micro-batches after which they repeat, as multiples of the pipeline."""
@@ -47,7 +50,7 @@ def path_steps_s(priced: Priced, chosen: Ints) -> Floats:
         _, backward_s, weights_s = steps.pass_times()
         reduction_s = steps.reduction_s(backward_s + weights_s)
         update_s += np.where(steps.columns.zero < GRADIENTS_SHARDED, reduction_s, 0.0)
-        passes = _PassSeconds.of(priced.job, steps, priced.topology.devices_per_node)
+        passes = Laid(_PassSeconds.of(priced.job, steps, priced.topology.devices_per_node))
         paths_s = [
             _step_s(priced.job, steps, passes, row, end_s) for row, end_s in enumerate(update_s.tolist())
         ]
@@ -152,8 +155,8 @@ class _PassSeconds(NamedTuple):
         )
 
 
-def _step_s(job: Job, steps: Steps, passes: _PassSeconds, row: int, update_s: float) -> float:
-    """Seconds of a step of one layout; on every rank an update of `update_s` follows its reductions."""
+def _step_s(job: Job, steps: Steps, passes: Laid, row: int, update_s: float) -> float:
+    """Seconds of a step of the layout in a row; on every rank an update of `update_s` follows reductions."""
     present_limits().in_time(lambda: "the passes of layouts were being followed")
     columns = steps.columns
     division = columns.divisions[int(columns.division[row])]
@@ -162,8 +165,7 @@ def _step_s(job: Job, steps: Steps, passes: _PassSeconds, row: int, update_s: fl
     reduces = 0
     if zero == GRADIENTS_SHARDED:
         reduces = WEIGHTS if schedule.has("splits_backward") else BACKWARD
-    how = reduces, zero == SHARDED, steps.overlaps
-    of_row = tuple(column[row] for column in passes[1:])
+    how = row, reduces, int(zero == SHARDED), int(steps.overlaps)
     # A skewed schedule is in its steady state with the second step. In it the first and the last rank wait
     # for each other's gradient of a tied embedding.
     skewed = schedule.has("skewed")
@@ -173,11 +175,17 @@ def _step_s(job: Job, steps: Steps, passes: _PassSeconds, row: int, update_s: fl
     def followed_s(microbatches: int) -> float:
         """Seconds of the last of some steps, all passes followed."""
         order = _order(division.schedule, division.pipeline, division.virtual, microbatches)
+        start, *_, shape = order.value
         ends = np.zeros(division.pipeline)
         before_s = after_s = 0.0
         for _ in range(2 if skewed else 1):
             before_s = after_s
-            if _compiled()(order, of_row, how, ends):
+            reached = start[:-1].copy()
+            clocks = np.zeros((_CLOCKS, len(ends)))
+            clocks[:_SENT] = ends
+            _follow(order, passes, how, reached, clocks, np.full(shape, -1.0))
+            ends = clocks[:_SENT].max(axis=0)
+            if (reached < start[1:]).any():
                 division.placement.merged(schedule.orders(division.pipeline, division.virtual, microbatches))
             if ties:
                 ends[0] = ends[last_rank] = max(ends[0], ends[last_rank])
@@ -195,7 +203,7 @@ def _step_s(job: Job, steps: Steps, passes: _PassSeconds, row: int, update_s: fl
 
 
 @lru_cache(maxsize=4096)
-def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Any, ...]:
+def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> Laid:
     """The passes of a step, rank by rank in the order of each, as `_follow` takes them.
 
     The first pass of every rank and the count of all; pass, virtual stage and micro-batch of each, and
@@ -212,46 +220,49 @@ def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> tup
     joined[1:] += joined[:-1]
     stage = np.array(placement.stages, dtype=np.int32)[rank, chunk]
     start = np.cumsum([0, *map(len, orders)], dtype=np.int32)
-    return start, passes, stage, microbatch, joined, (len(_PASSES), placement.num_stages, microbatches)
+    shape = len(_PASSES), placement.num_stages, microbatches
+    return Laid((start, passes, stage, microbatch, joined, shape))
 
 
-@cache
-def _compiled() -> Any:
-    """The recurrence, in machine code where numba is installed."""
-    if find_spec("numba") is None:
-        return _follow
-    from perfsim.base.compiled import compiled
-
-    return compiled(_follow)
-
-
+@Compiled
 def _follow(
-    order: tuple[Any, ...], of_row: tuple[Any, ...], how: tuple[int, bool, bool], ends: Floats
-) -> int:
-    """Follow all passes in an `_order` of them, and return how many can never begin.
+    order: tuple[Any, ...],
+    passes: _PassSeconds,
+    how: tuple[int, int, int, int],
+    reached: Ids,
+    clocks: Floats,
+    arrivals: Floats,
+) -> None:
+    """Follow all passes in an `_order` of them that can begin.
 
-    `of_row` are the columns of `_PassSeconds` from `first` on, for one layout. `how` says which pass reduces
-    layers (0: none) under ZeRO 2, whether parameters are sharded, and whether reductions overlap. `ends` has
-    when each rank begins, and then when it has reduced all gradients.
+    `how` says the row of `passes`, which pass reduces layers (0: none) under ZeRO 2, whether parameters are
+    sharded, and whether reductions overlap. `reached` is the next pass of every rank; `clocks` are named
+    below, and the first three begin when their rank does. `arrivals` are those of the output of every pass
+    where it is read; below 0: not yet.
     """
     start, which, stage, microbatch, joined, shape = order
-    first, begin_s, layer_s, hidden_s, redone_s, end_s, hop_s, replica_s, reduce_ends_s = of_row
-    reduces, sharded, overlaps = how
-    gather_s, gather_ends_s, reduce_s, reduce_both_s, across_s, across_both_s = replica_s
+    row, reduces, sharded, overlaps = how
+    first = passes.first[row]
+    begin_s = passes.begin_s[row]
+    layer_s = passes.layer_s[row]
+    hidden_s = passes.hidden_s[row]
+    redone_s = passes.redone_s[row]
+    end_s = passes.end_s[row]
+    hop_s = passes.hop_s[row]
+    reduce_ends_s = passes.reduce_ends_s[row]
+    gather_s, gather_ends_s, reduce_s, reduce_both_s, across_s, across_both_s = passes.replica_s[row]
     last = shape[1] - 1
-    reached = start[:-1].copy()
-    arrivals = np.full(shape, -1.0)  # of the output of every pass where it is read; below 0: not yet
-    free = ends.copy()
-    data = ends.copy()
-    groups = ends.copy()
-    sent = np.zeros((2, len(ends)))
+    free = clocks[0]
+    data = clocks[1]
+    groups = clocks[2]
+    sent = clocks[_SENT : _SENT + 2]
     # Of the latest pass that reduces: the end of its last layer's reduction, of the one before, and of all.
     # Under ZeRO 3 the first is the end of the last layer's forward.
-    freed = np.zeros((3, len(ends)))
+    freed = clocks[_SENT + 2 :]
     proceeds = True
     while proceeds:
         proceeds = False
-        for on in range(len(ends)):
+        for on in range(len(reached)):
             while reached[on] < start[on + 1]:
                 kind = which[reached[on]]
                 at = stage[reached[on]]
@@ -346,8 +357,3 @@ def _follow(
                         now = max(now, sent[kind, on]) + message_s
                         sent[kind, on] = now
                 arrivals[kind, at, batch] = now
-    waiting = 0
-    for on in range(len(ends)):
-        ends[on] = max(free[on], data[on], groups[on])
-        waiting += start[on + 1] - reached[on]
-    return waiting
