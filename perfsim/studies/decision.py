@@ -80,6 +80,8 @@ class Option:
     plan: str
     """Label of the first option with its machine, layout and batch: options of one plan share its error."""
     time: TimeToAccuracy
+    later_tokens: float = 0.0
+    """Of later phases, which are no tokens to the target."""
     training: HealthyRun
     rates: Rates
     draws: Draws
@@ -190,11 +192,12 @@ class Option:
             return None if own is None or reference is None else float(own / reference)
 
         bill = first.typical_bill
+        tokens = (self.time.examples_tokens + self.later_tokens) / 1e9
         power = None if bill.energy_kwh is None else bill.energy_kwh / first.typical_s
         rent = None if bill.money is None else bill.money / first.typical_s
         return {
-            "energy_kwh_per_1e9_tokens": over("energy_kwh", self.time.examples_tokens / 1e9),
-            "cost_per_1e9_tokens": over("money", self.time.examples_tokens / 1e9),
+            "energy_kwh_per_1e9_tokens": over("energy_kwh", tokens),
+            "cost_per_1e9_tokens": over("money", tokens),
             "equal_power_s": over("energy_kwh", power),
             "equal_price_s": over("money", rent),
         }
@@ -221,6 +224,7 @@ def option_of(point: PointResult, plan: str = "", draws: int = 0) -> Option:
         system=system.name,
         plan=plan or row.label,
         time=row.time,
+        later_tokens=sum(phase.tokens for phase in study.recipe.later),
         training=training,
         rates=rates,
         wall_clock=point.candidate.wall_clock,

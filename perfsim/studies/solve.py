@@ -56,7 +56,7 @@ def _amounts(point: PointResult, option: Option, at: Place) -> dict[str, Any]:
     row = point.prediction
     wall_s = option.wall_s(at)
     bill = option.rates.bill(wall_s, at)
-    tokens = option.time.examples_tokens
+    tokens = option.time.examples_tokens + option.later_tokens
     joules = None if bill.energy_kwh is None else bill.energy_kwh * JOULES_A_KWH
     return {
         "days": wall_s / DAY_S,
@@ -683,6 +683,7 @@ class _Search:
         answered = [known.value for known in self.tried.values() if known.misses is not None]
         ends = {"or more": f"to {told(max(answered))}", "or less": f"down to {told(min(answered))}"}
         notes = [f"every value tried {ends[row.side]} meets it"] if row.side in ends else []
+        notes += [row.reason] if row.reason else []
         if self.unknown.grid and first:
             place = self.unknown.values.index(row.value)
             below = next(index for index in range(place, -1, -1) if index - 1 not in self.tried)
@@ -705,7 +706,12 @@ class _Search:
             return self._solution(best, range=span)
         pair = self._turn(last, way, SURE, refused=True)
         surely = self.tried[self._refine(*pair, SURE)].value if pair else None
-        return self._solution(last, side="or more" if way == 1 else "or less", surely=surely, range=span)
+        told: dict[str, Any] = {"side": "or more" if way == 1 else "or less", "surely": surely, "range": span}
+        beyond = [known for index, known in self.tried.items() if (index - last) * way < 0]
+        if all(known.misses is None for known in beyond):
+            where = "below" if way == 1 else "above"
+            told["reason"] = f"none {where} it has an answer: {self.tried[last - way].reason}"
+        return self._solution(last, **told)
 
     def _turn(self, last: int, way: int, level: float, *, refused: bool) -> tuple[int, int] | None:
         """Where the conditions turn for a share of the draws as they do at `last` for half of them.

@@ -34,6 +34,14 @@ def test_phases_alike_are_one_longer_run(study_of: Make) -> None:
     assert one.time_to_accuracy_s == pytest.approx((1 + more) * alone.time_to_accuracy_s)
 
 
+def test_what_a_billion_tokens_take_counts_those_of_later_phases(study_of: Make) -> None:
+    row = answered(study_of, later=[{"tokens": 4e9}])
+    assert row.outcome is not None
+    assert row.outcome.energy_kwh is not None
+    whole = row.outcome.energy_kwh.typical / (row.time.examples_tokens + 4e9) * 1e9
+    assert row.outcome.energy_kwh_per_1e9_tokens == pytest.approx(whole)
+
+
 def test_gpus_gain_nothing_from_the_sparse_phase(study_of: Make) -> None:
     gpus = {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]}
     dense, sparse = (answered(study_of, gpus, weight_sparsity=zeros) for zeros in (0.0, 0.75))
