@@ -96,9 +96,9 @@ def _time_unit(values_s: Iterable[float]) -> Unit:
 
 
 def _memory_unit(capacities_bytes: Iterable[float]) -> Unit:
-    """The unit in which capacities are stated: GiB if one is a whole number of it, else GB."""
-    gib = [capacity / GIB for capacity in capacities_bytes]
-    if any(math.isfinite(size) and size >= 1 and abs(size - round(size)) < 1e-6 for size in gib):
+    """The unit in which capacities are stated: GiB if one is a whole number of MiB (183,359), else GB."""
+    mib = [1024 * capacity / GIB for capacity in capacities_bytes]
+    if any(math.isfinite(size) and size >= 1024 and abs(size - round(size)) < 1e-3 for size in mib):
         return Unit("GiB", GIB)
     return Unit("GB", 1e9)
 

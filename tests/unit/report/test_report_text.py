@@ -41,6 +41,7 @@ UNLINKED = Simulated(events=1200, flows=0, links=0, contended_s=0.0, engine="sim
         (text.LARGE.text(2.43e7, (6.69e6, 4.1e7)), "24.3 million (6.69 to 41)"),
         (text.SHARE.text(0.5, (0.25, 0.75)), "50.0 % (25.0 % to 75.0 %)"),
         (text.MEMORY.of([80 * 2**30]).text(33.7 * 2**30), "33.7 GiB"),
+        (text.MEMORY.of([183359 * 2**20]).text(33.7 * 2**30), "33.7 GiB"),  # as a B200 has them
         (text.MEMORY.of([40e9]).text(31.7e9), "31.7 GB"),
         (text.MEMORY.of([math.nan]).text(5e9), "5.00 GB"),
         (text.large(4e11), "400 billion"),
