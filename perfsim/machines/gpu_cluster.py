@@ -325,8 +325,9 @@ REMEDIES = {
     "exposed tensor communication": "a tensor degree below {layout.tensor}, or faster links inside the node",
     "exposed expert communication": "a smaller expert degree or one inside a node, one copy of a token a "
     "node (dispatcher: deepep), or faster links",
+    "experts inside nodes": "a smaller expert degree than {layout.expert}, or faster links {where}",
     "exposed data communication": "a larger batch, so that gradients are reduced less often, or faster links "
-    "between nodes",
+    "{where}",
     "exposed pipeline communication": "fewer than {layout.pipeline} stages, or faster links between them",
     "exposed offload": "a larger micro-batch than {layout.micro_batch_size:,}, more devices so that less is "
     "offloaded, or a faster link to the host",
@@ -334,6 +335,18 @@ REMEDIES = {
     "faster host",
 }
 """What shortens a step, by the wait that limits it; the optimizer, and a lone replica, have other words."""
+
+
+def _inside_nodes(cause: str, plan: Plan[Any, Any]) -> bool:
+    """Whether what a step waits for crosses no links between nodes."""
+    ranks = plan.topology.num_devices
+    if isinstance(layout := plan.layout, ParallelLayout):
+        context, expert = layout.tensor * layout.context, layout.expert * layout.expert_tensor
+        widths = {"exposed context communication": context, "exposed expert communication": expert}
+        ranks = widths.get(cause, ranks)
+    return bool(ranks <= plan.topology.devices_per_node)
+
+
 MOST_CHANNELS = 32
 """The most multiprocessors that a collective of NCCL occupies, one for each channel.
 
@@ -454,6 +467,12 @@ class GpuCluster(Machine):
         units = system.device.compute_units
         return MOST_CHANNELS / (units - MOST_CHANNELS) if units > MOST_CHANNELS else 1.0
 
+    def inputs_of(self, cause: str, plan: Plan, /) -> tuple[str, ...]:
+        """All that a cause may rest on, without links that it does not cross."""
+        fields = self.inputs.get(cause, ())
+        inside = _BETWEEN_NODES[0] in fields and _inside_nodes(cause, plan)
+        return ("node.scale_up",) if inside else fields
+
     def wait_remedy(self, cause: str, plan: Plan, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
         """Another degree, schedule or stage of ZeRO, or faster links."""
         layout = plan.layout
@@ -475,7 +494,11 @@ class GpuCluster(Machine):
             return LOOK
         if cause == "bubble" and (uneven := _uneven_stages(plan)):
             return uneven
-        return REMEDIES.get(cause, LOOK).format(plan=plan, layout=layout)
+        inside = _inside_nodes(cause, plan)
+        where = "inside the node" if inside else "between nodes"
+        if inside and cause == "exposed expert communication":
+            cause = "experts inside nodes"
+        return REMEDIES.get(cause, LOOK).format(plan=plan, layout=layout, where=where)
 
     def _more_compute(self, plan: Plan, /) -> str:
         size = f"micro-batch now {plan.layout.micro_batch_size:,}"

@@ -189,7 +189,7 @@ class Machine(ABC):
     lanes: ClassVar[Mapping[str, str]] = {}
     """The lane of each operation that moves data next to compute; empty where lanes are not distinguished."""
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """For each cause of a step time, the fields of the system that it rests on."""
+    """For each cause of a step time, the fields of the system that it rests on (`inputs_of` a plan)."""
     rates: ClassVar[tuple[Rate, ...]] = (
         Rate("arithmetic of the devices", "device.peak.{precision}", 0.1),
         Rate("device memory", "device.memory.bandwidth", 0.1),
@@ -288,6 +288,10 @@ class Machine(ABC):
     def cause(self, _lane: Lane, wait: str, /) -> str:
         """The cause to name for a limiting lane; `wait` is the longest wait."""
         return wait
+
+    def inputs_of(self, cause: str, _plan: Plan, /) -> tuple[str, ...]:
+        """The fields of the system on which a cause of a plan's step time rests."""
+        return self.inputs.get(cause, ())
 
     def wait_remedy(self, _cause: str, _plan: Any, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
         """What shortens a step that is bound by a wait."""

@@ -329,7 +329,7 @@ def _inputs(plan: Plan, cause: str, allowed_share: float) -> Iterator[Caveat]:
         yield Caveat.of("memory-above-limit", f"{used}, above {limit}; fragmentation could end the run")
     elif share > allowed_share - NEAR_LIMIT:
         yield Caveat.of("memory-tight", f"{used}, near {limit}")
-    fields = machine_of(plan.system).inputs.get(cause, ())
+    fields = machine_of(plan.system).inputs_of(cause, plan)
     unknown = [
         path for path, reason in plan.system.assumed.items() if reason != CHANGED and covering(path, fields)
     ]

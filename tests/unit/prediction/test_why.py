@@ -57,6 +57,17 @@ def test_gpus_are_told_their_own_waits() -> None:
     assert fewer.step_time_s < 0.93 * even.step_time_s
 
 
+def test_what_stays_inside_a_node_is_not_told_of_the_network_between_nodes() -> None:
+    asked = {"model": "qwen3_30b_a3b", "system": "dgx-h100", "batch": 64, "model.num_layers": 4}
+    inside, outside = (
+        ps.predict(**asked, devices=16, layout=f"dp=16,ep={experts},zero=1,mbs=4") for experts in (8, 16)
+    )
+    assert inside.why.cause == outside.why.cause == "exposed expert communication"
+    assert inside.why.remedy.endswith("or faster links inside the node")
+    assert not any("fabric" in caveat.text for caveat in inside.caveats)
+    assert "one inside a node" in outside.why.remedy
+
+
 def test_what_the_host_does_not_launch_in_time_is_told_and_a_cuda_graph_saves_it() -> None:
     asked = {
         "model": "llama32_1b",
