@@ -313,7 +313,8 @@ class LawInputs:
         """An input without which the law has no answer; InputError where it is missing."""
         value: float | None = getattr(self, name)
         if value is None:
-            raise InputError(f"critical-batch law '{self.law}' needs {name}")
+            key = {"tokens": "critical_batch_tokens", "loss": "target_loss in the recipe"}.get(name, name)
+            raise InputError(f"critical-batch law '{self.law}' needs {key}")
         return value
 
     def answer(

@@ -162,7 +162,8 @@ def test_over_a_run_the_critical_batch_is_that_of_its_parts_which_add_up() -> No
 @pytest.mark.parametrize(
     ("name", "inputs", "words"),
     [
-        *((name, {}, f"'{name}' needs") for name in sorted(set(LAWS) - {"given_length"})),
+        ("constant", {}, "'constant' needs critical_batch_tokens"),
+        *((name, {}, f"'{name}' needs") for name in sorted(set(LAWS) - {"given_length", "constant"})),
         ("kaplan_loss", {"loss": 2.0}, "loss_scale"),
     ],
 )
