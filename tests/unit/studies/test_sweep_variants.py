@@ -101,7 +101,8 @@ def test_settings_that_a_planner_changed_are_told_as_text_of_a_layout(steps: Swe
     assert Change(none, full).policy == changed
 
 
-TWO_MACHINES = """\
+SEVERAL_MACHINES = """\
+    - {strategy: [data, 3d], system: dgx-a100-80gb, devices: [32]}
   recipe.global_batch_size: [32]
 variants:
   as it is: {}
@@ -110,28 +111,12 @@ variants:
 """
 
 
-@pytest.mark.parametrize(
-    ("candidates", "groups"),
-    [
-        (
-            "[{strategy: [data, 3d], system: dgx-a100-80gb, devices: [16]}]",
-            ["data, batch 32", "3d, batch 32"],
-        ),
-        (
-            "[{strategy: 3d, system: dgx-a100-80gb, devices: 16}, {<<X, system: cs-2, devices: 16}]",
-            ["16 A100-80GB (2 DGX), batch 32", "16 CS-2, batch 32"],
-        ),
-    ],
-)
-def test_a_variant_is_compared_with_the_same_machine_and_strategy(
-    tmp_path: Path, candidates: str, groups: list[str]
-) -> None:
-    text = TWO_MACHINES if "cs-2" in candidates else TWO_MACHINES.replace("  a quarter", "  # a quarter")
-    path = tmp_path / "variants.yaml"
-    path.write_text(f"{HEAD.partition('candidates')[0]}candidates: {candidates}\n{text}", encoding="utf-8")
-    changes = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1).changes
-    assert [*changes] == groups
-    assert all(len(own) == 2 and 0.9 < own[1].ratio < 2 for own in changes.values())
+def test_a_variant_is_compared_with_its_own_machine_and_strategy(tmp_path: Path) -> None:
+    changes = answered(tmp_path, SEVERAL_MACHINES).changes
+    machines = ["1 CS-2, weight-streaming", "32 CS-2, weight-streaming"]
+    machines += [f"32 A100-80GB (4 DGX), {strategy}" for strategy in ("data", "3d")]
+    assert [*changes] == [f"{machine}, batch 32" for machine in machines]
+    assert all(len(own) == 2 and 0.9 < own[1].ratio < 3 for own in changes.values())
 
 
 OWN_MACHINES = """\
