@@ -224,7 +224,7 @@ METADATA = ("architectures", "model_type", "transformers_version", "_name_or_pat
 """Keys that describe the file, not the shape."""
 _GEMMA3 = {"vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6}
 _GEMMA3_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
-OMITTED = {"gemma3_text": _GEMMA3 | _GEMMA3_HEADS}
+OMITTED = {"gemma3_text": _GEMMA3 | _GEMMA3_HEADS, "falcon": {"max_position_embeddings": 2048}}
 """What files of a family leave to the defaults of transformers."""
 ALIBI_BLOOM_POSITIONS = 2048
 """Longest sequence where a file with ALiBi positions gives none."""

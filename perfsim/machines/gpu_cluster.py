@@ -318,14 +318,16 @@ def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     return source, target, spare, within
 
 
+_INSIDE_NODES = ("node.scale_up",)
 _BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
+_EXPERTS = "exposed expert communication"
+_EXPERTS_INSIDE = "a smaller expert degree than {layout.expert}, or faster links {where}"
 REMEDIES = {
     "bubble": "more than {plan.num_microbatches:,} micro-batches for {layout.pipeline} stages (a larger "
     "batch or fewer stages), or a schedule with a smaller bubble (interleaved, zb1p)",
     "exposed tensor communication": "a tensor degree below {layout.tensor}, or faster links inside the node",
-    "exposed expert communication": "a smaller expert degree or one inside a node, one copy of a token a "
+    _EXPERTS: "a smaller expert degree or one inside a node, one copy of a token a "
     "node (dispatcher: deepep), or faster links",
-    "experts inside nodes": "a smaller expert degree than {layout.expert}, or faster links {where}",
     "exposed data communication": "a larger batch, so that gradients are reduced less often, or faster links "
     "{where}",
     "exposed pipeline communication": "fewer than {layout.pipeline} stages, or faster links between them",
@@ -335,18 +337,6 @@ REMEDIES = {
     "faster host",
 }
 """What shortens a step, by the wait that limits it; the optimizer, and a lone replica, have other words."""
-
-
-def _inside_nodes(cause: str, plan: Plan[Any, Any]) -> bool:
-    """Whether what a step waits for crosses no links between nodes."""
-    ranks = plan.topology.num_devices
-    if isinstance(layout := plan.layout, ParallelLayout):
-        context, expert = layout.tensor * layout.context, layout.expert * layout.expert_tensor
-        widths = {"exposed context communication": context, "exposed expert communication": expert}
-        ranks = widths.get(cause, ranks)
-    return bool(ranks <= plan.topology.devices_per_node)
-
-
 MOST_CHANNELS = 32
 """The most multiprocessors that a collective of NCCL occupies, one for each channel.
 
@@ -378,15 +368,14 @@ def _uneven_stages(plan: Plan[Any, Any]) -> str:
     loads[division.placement.last_rank] += head
     others = loads.sum() - loads.mean()
     first = schedule_called(division.schedule).bubble * others / division.virtual
-    if plan.num_microbatches * (loads.max() - loads.mean()) <= first:
+    uneven = held.min() < held.max()
+    if not (uneven or head > 1) or plan.num_microbatches * (loads.max() - loads.mean()) <= first:
         return ""
-    if held.min() < held.max():
+    if uneven:
         return (
             f"even stages: with {held.min()} to {held.max()} layers a rank all wait for the fullest (fewer "
             f"stages, or a number that divides {held.sum()} layers)"
         )
-    if loads.max() <= -(-loads.sum() // len(loads)):
-        return ""
     return (
         "fewer layers next to the LM head (layers_per_stage): all wait for its rank, and it takes as long as "
         f"{head} layers"
@@ -470,35 +459,34 @@ class GpuCluster(Machine):
     def inputs_of(self, cause: str, plan: Plan, /) -> tuple[str, ...]:
         """All that a cause may rest on, without links that it does not cross."""
         fields = self.inputs.get(cause, ())
-        inside = _BETWEEN_NODES[0] in fields and _inside_nodes(cause, plan)
-        return ("node.scale_up",) if inside else fields
+        ranks = plan.topology.num_devices
+        if isinstance(layout := plan.layout, ParallelLayout):
+            context, expert = layout.tensor * layout.context, layout.expert * layout.expert_tensor
+            ranks = {"exposed context communication": context, _EXPERTS: expert}.get(cause, ranks)
+        outside = ranks > plan.topology.devices_per_node or _BETWEEN_NODES[0] not in fields
+        return fields if outside else _INSIDE_NODES
 
     def wait_remedy(self, cause: str, plan: Plan, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
         """Another degree, schedule or stage of ZeRO, or faster links."""
         layout = plan.layout
         alone = isinstance(layout, ParallelLayout) and layout.replicas == 1
         if cause == "exposed data communication" and alone:
-            words = "nothing is sent: the host launches collectives of one rank"
-            return f"{words}; fewer and larger gradient buckets"
+            return (
+                "nothing is sent, the host launches collectives of one rank: fewer, larger gradient buckets"
+            )
         if cause == "optimizer" and isinstance(layout, ParallelLayout):
-            if layout.offload_optimizer != "none":
-                spread = "" if layout.zero_stage else "its states sharded over replicas (ZeRO 1), "
-                share = f"{spread}more hosts to share the update, its states on the devices"
-            elif layout.zero_stage or alone:
+            offloaded = layout.offload_optimizer != "none"
+            if (layout.zero_stage or alone) and not offloaded:
                 rarer = "a larger batch, so that updates are rarer"
                 return f"{rarer}, or more replicas that share the update (ZeRO 1)"
-            else:
-                share = "optimizer states sharded over replicas (ZeRO 1)"
-            return f"{share}, or a larger batch"
-        if cause == "bubble" and layout.pipeline == 1:
-            return LOOK
-        if cause == "bubble" and (uneven := _uneven_stages(plan)):
-            return uneven
-        inside = _inside_nodes(cause, plan)
-        where = "inside the node" if inside else "between nodes"
-        if inside and cause == "exposed expert communication":
-            cause = "experts inside nodes"
-        return REMEDIES.get(cause, LOOK).format(plan=plan, layout=layout, where=where)
+            spread = "" if layout.zero_stage else "optimizer states sharded over replicas (ZeRO 1), "
+            hosts = "more hosts to share the update, its states on the devices, " if offloaded else ""
+            return f"{spread}{hosts}or a larger batch"
+        if cause == "bubble" and (words := LOOK if layout.pipeline == 1 else _uneven_stages(plan)):
+            return words
+        inside = self.inputs_of(cause, plan) == _INSIDE_NODES
+        words = _EXPERTS_INSIDE if inside and cause == _EXPERTS else REMEDIES.get(cause, LOOK)
+        return words.format(plan=plan, layout=layout, where="inside the node" if inside else "between nodes")
 
     def _more_compute(self, plan: Plan, /) -> str:
         size = f"micro-batch now {plan.layout.micro_batch_size:,}"

@@ -24,6 +24,7 @@ from perfsim.specs.hardware import DeviceSpec, LinkSpec
 from perfsim.specs.layout import ParallelLayout, settings
 from perfsim.specs.trainers import ANY, TRAINERS, that_run
 from perfsim.strategies import Plan
+from perfsim.work.counts import attention_flop_per_step, model_flop_per_step
 
 Severity = Literal["serious", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -236,12 +237,10 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     size = traits.parameters
     least = min(row.parameters for row in runs)
     most = max(row.parameters for row in runs)
-    if size > most * LIKE_SIZE:
-        words = f"times the parameters of any published run ({most / 1e9:.3g} billion)"
-        yield Caveat.of("parameters-outside", f"{_rounded(size / most)} {words}", size / most)
-    elif size * LIKE_SIZE < least:
-        words = f"times the parameters of the smallest published run ({least / 1e9:.2g} billion)"
-        yield Caveat.of("parameters-outside", f"{_rounded(size / least)} {words}", least / size)
+    if size > most * LIKE_SIZE or size * LIKE_SIZE < least:
+        bound, which = (most, "any published run") if size > most else (least, "the smallest published run")
+        words = f"{_rounded(size / bound)} times the parameters of {which} ({bound / 1e9:.3g} billion)"
+        yield Caveat.of("parameters-outside", words, max(size / bound, bound / size))
     if traits.sharded:
         yield from _above(
             "zero3-ranks-outside",
@@ -307,10 +306,15 @@ def _of_run(evaluation: Evaluation) -> Iterator[Caveat]:
     mfu = evaluation.mfu
     if above := Reached.best_below(plan, mfu):
         best, words = above
+        masked = plan.job.model.causal * attention_flop_per_step(plan.job) / 2
+        bare = mfu * (1 - masked / model_flop_per_step(plan.job))
+        told = "take it as optimistic"
+        if MARGIN * bare <= best.mfu:
+            told = f"{100 * bare:.0f} % without masked attention"
         yield Caveat.of(
             "mfu-above-published",
             f"MFU {100 * mfu:.0f} % lies above the {100 * best.mfu:.0f} % of the best published run on "
-            f"{best.device} {words}: take it as optimistic; that is {best.id}, on {best.num_devices:,}",
+            f"{best.device} {words}: {told}; that is {best.id}, on {best.num_devices:,}",
         )
     if cluster := evaluation.cluster:
         others = cluster.others_than(plan.job.runtime.stack)

@@ -39,8 +39,6 @@ RULE: Mapping[str, str] = {
     "generation": "of the devices' chips",
 }
 """Axes of a kind of layout."""
-ANY = None
-"""The ZeRO stage of a layout without replicas, which shard nothing: it is that of every kind."""
 _JOINED = "joined passes"
 MOST = 1
 """Axes in which a proven layout differs from a published kind at most."""
@@ -85,7 +83,7 @@ class Kind(NamedTuple):
         said = [
             f"{_written(axis, value)} instead of {_written(axis, known)}"
             for axis, value, known in zip(RULE, other.axes, self.axes, strict=True)
-            if value not in (known, ANY)
+            if value not in (known, None)
         ]
         degrees = zip(DEGREES.values(), other.degrees, self.degrees, strict=True)
         for short, (degree, _), (low, high) in degrees:
@@ -110,9 +108,9 @@ def settings_of(layout: ParallelLayout) -> tuple[str, int, str, str]:
 
 
 def _compared(layout: ParallelLayout) -> tuple[Hashable, ...]:
-    """The same, with any ZeRO stage where there are no replicas."""
+    """The same; without replicas ZeRO shards nothing, and None equals the stage of every kind."""
     schedule, stage, *others = settings_of(layout)
-    return schedule, stage if layout.has_replicas else ANY, *others
+    return schedule, stage if layout.has_replicas else None, *others
 
 
 def _passes(schedule: str) -> str:
@@ -172,7 +170,7 @@ class Novelty:
         for axis in range(len(RULE)):
             codes = {value: code for code, value in enumerate({kind.axes[axis] for kind in (*own, *known)})}
             ours, theirs = (np.array([codes[kind.axes[axis]] for kind in kinds]) for kinds in (own, known))
-            points += (ours[:, None] != theirs) & (ours != codes.get(ANY, -1))[:, None]
+            points += (ours[:, None] != theirs) & (ours != codes.get(None, -1))[:, None]
         for degree in range(len(DEGREES)):
             value = np.array([kind.degrees[degree][0] for kind in own])[:, None]
             low, high = np.array([kind.degrees[degree] for kind in known]).T

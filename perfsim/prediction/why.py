@@ -331,9 +331,8 @@ def _step_s(question: Question, changes: Changes) -> float | None:
 
 def _rates(question: Question) -> Iterator[tuple[str, Callable[[float], Changes], float]]:
     """Rates of the machine and its host: words, what changes where one is faster, its deviation."""
-    precision = question.system.device.peak_of(question.recipe.precision)
     for words, template, deviation in question.machine.rates:
-        path = template.format(precision=precision)
+        path = template.format(precision=question.system.device.peak_of(question.recipe.precision))
         rate: Any = question.system
         for name in path.split("."):
             rate = rate.get(name) if isinstance(rate, dict) else getattr(rate, name, None)

@@ -353,8 +353,7 @@ def _placed(topology: FatTree, width: int) -> bool:
 def head_layers(job: Job, layer_bytes: float | None = None) -> int:
     """Layers that take as long as the LM head, by their matrix products; the ratio rounded.
 
-    Those of a layer take as long as a number of `layer_bytes` is wide (None: of the recipe's precision), the
-    head's and those of attention as long as in 16 bits.
+    Those of a layer take as long as its numbers are wide (None: the recipe's), all others as in 16 bits.
     """
     width = layer_bytes or PRECISIONS[job.recipe.precision].bytes
     model = job.model
