@@ -47,7 +47,8 @@ def _solutions(solved: Solved) -> Table:
 
 def _asked(solved: Solved) -> str:
     least = [f"least {text.human(solved.minimise)}"] if solved.minimise else []
-    return f"{solved.find} such that {' and '.join([*solved.such_that, *least])}"
+    day = next((f", as of {point.study.as_of}" for point in solved.sweep.points if point.study.as_of), "")
+    return f"{solved.find} such that {' and '.join([*solved.such_that, *least])}{day}"
 
 
 def _notes(solved: Solved) -> list[str]:

@@ -17,8 +17,9 @@ from perfsim.studies.batches import Target
 from perfsim.studies.loading import dimension_at
 from perfsim.studies.spec import StudySpec
 
-UNLISTED = PROSE | {"fit", "name", "noun", "date", "runtime", "device"}
-"""Fields of a description that are no inputs, or have a row of their own."""
+BATCHES = ("global_batch_size", "batch_size_per_device")
+UNLISTED = PROSE | {"fit", "name", "noun", "date", "runtime", "device", *BATCHES}
+"""Fields of a description that are no inputs, or are told of each candidate."""
 _NOT_CONSTANTS = PROSE | {"name", "fit", "kind", "device", "cases", "peak_profile"}
 DIGITS = 4
 
@@ -72,7 +73,7 @@ def _text(path: str, value: Any) -> str:
         return f"[{'; '.join(inside)}]"
     if isinstance(value, float) and (dimension := dimension_of(path)):
         return format_quantity(value, dimension, DIGITS)
-    return f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)
+    return f"{value:.{DIGITS}g}" if isinstance(value, float) else str("none" if value is None else value)
 
 
 def _citation(source_id: str, catalog: Catalog) -> str:
@@ -119,7 +120,6 @@ def assumptions_of(spec: StudySpec) -> tuple[Assumption, ...]:
     for candidate in spec.candidates:
         if candidate.wall_clock is not None:
             assumptions += _described(catalog, "wall_clock", candidate.wall_clock)
-    for candidate in spec.candidates:
         if candidate.cluster_calibration is not None:
             # The scale fitted to the user's measured steps, with its cases.
             scale = candidate.cluster_calibration
@@ -187,20 +187,16 @@ def _described(catalog: Catalog, kind: str, described: CatalogSpec) -> list[Assu
     """Values of a description with their sources, and those that the question gives in place of them."""
     name = described.name.partition(" (changed)")[0].partition(" with ")[0]
     topic = f"{kind} {name}"
-    listed: dict[str, Any] = {}
     source = "given by the question"
+    listed: dict[str, Any] = {}
+    told: dict[str, Assumption] = {}
     try:
-        rows = [row for row in catalog.describe(name, kind) if row.source_or_assumption]
         listed = dict(leaves(catalog.load(kind, name).model_dump(), "", UNLISTED))
-        kinds = {True: "assumption", False: "datasheet"}
-        told = {
-            row.path: Assumption(
-                topic, row.path, row.value_text, row.source_or_assumption, kinds[row.assumed]
-            )
-            for row in rows
-            if row.path != "runtime"
-            and getattr(getattr(described, row.path, 0), "name", row.value_text) == row.value_text
-        }
+        for row in catalog.describe(name, kind):
+            named = getattr(getattr(described, row.path, None), "name", row.value_text)
+            if row.source_or_assumption and row.path != "runtime" and named == row.value_text:
+                basis = "assumption" if row.assumed else "datasheet"
+                told[row.path] = Assumption(topic, row.path, named, row.source_or_assumption, basis)
     except CatalogError:
         source = "the study's own file"
         told = {"": Assumption(kind, name, "defined inside the study", source, "assumption")}
@@ -208,6 +204,5 @@ def _described(catalog: Catalog, kind: str, described: CatalogSpec) -> list[Assu
         if listed.get(path) != value:
             dimension = dimension_at(described, path) if isinstance(value, float) else None
             text = format_quantity(value, dimension, DIGITS) if dimension else _text("", value)
-            text = "none" if value is None else text
             told[path] = Assumption(topic, path, text, source, "assumption")
     return list(told.values())

@@ -25,7 +25,7 @@ from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
 from perfsim.studies import answers
-from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.assumptions import BATCHES, assumptions_of
 from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.decision import decision_of, eras_of, laws_side_by_side
 from perfsim.studies.executors import IN_PROCESS, Executor, ExecutorLost, Tell, executor_for
@@ -404,9 +404,9 @@ def run_sweep(
             raise PerfsimError(kept(lost)) from None
     studies = {}
     for point in sweep.points:
-        cluster = point.candidate.cluster_calibration
-        machine = (point.candidate.system.name, point.runtime.name, cluster.name if cluster else "")
-        studies[point.study.model.name, point.study.recipe.name, machine] = point.study
+        candidate = point.candidate.model_copy(update={"devices": (), "layout": None})
+        recipe = point.study.recipe.model_copy(update=dict.fromkeys(BATCHES))
+        studies[repr((point.study.model, recipe, candidate, point.runtime.name))] = point.study
     given = (row for study in studies.values() for row in assumptions_of(study))
     answered = tuple(
         answers.PointResult(point.study, point.settings, *results[key])

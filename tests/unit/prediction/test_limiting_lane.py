@@ -130,11 +130,8 @@ def test_a_slow_wafer_changes_no_share_that_a_faster_part_saves() -> None:
 
 
 def test_muon_waits_for_the_arithmetic_of_memoryx_not_for_its_dram() -> None:
-    job = Job(
-        default_catalog().model("gpt3_xl"),
-        default_catalog().recipe("gpt3_pretraining").model_copy(update={"optimizer": "muon"}),
-        16,
-    )
+    recipe = default_catalog().recipe("gpt3_pretraining").model_copy(update={"optimizer": "muon"})
     topology = build_topology(CS_2, 1)
-    best = best_plan(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
+    job = Job(default_catalog().model("gpt3_xl"), recipe, 16)
+    best = best_plan(toys.question(STREAMING, job, topology, costs_for(topology, recipe)))
     assert Prediction.of(best).why.remedy.startswith("the arithmetic of MemoryX's servers twice as fast (")

@@ -42,24 +42,21 @@ def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: Stu
 
 
 def test_what_a_question_changes_is_told_as_it_is_asked_and_so_is_the_software(spec: StudySpec) -> None:
-    changes = {
+    asked = {
         "recipe.tokens": 3e11,
         "system.swarmx.bandwidth": "50 GB/s",
         "system.device.memory.capacity": "30 GB",
-        "as_of": "2022-12",
     }
-    told = assumptions_of(changed_study(spec, changes, default_catalog()))
-    values = {(row.topic, row.name): row.value for row in told}
-    assert values["recipe gpt3_20b_chinchilla", "tokens"] == "3e+11"
-    assert values["system cs-2", "swarmx.bandwidth"] == "50 GB/s"
-    assert values["device wse-2", "memory.capacity"] == "30 GB"
-    assert values["system cs-2", "software"] == "software release r1.6"
-    assert values["system cs-2", "memoryx.servers"] == "12"
-    (source,) = {row.source for row in told if row.name == "swarmx.bandwidth"}
-    assert source == "given by the question"
-
-
-def test_a_recipe_written_inside_the_study_has_its_values_listed() -> None:
-    told = assumptions_of(load_study("sparse_pretraining"))
-    values = {row.name: row.value for row in told if row.topic == "recipe sparse_pretraining"}
-    assert values["weight_sparsity"] == "0.75"
+    told = assumptions_of(changed_study(spec, asked | {"as_of": "2022-12"}, default_catalog()))
+    values = {(row.topic, row.name, row.value) for row in told if row.source == "given by the question"}
+    assert values == {
+        ("recipe gpt3_20b_chinchilla", "tokens", "3e+11"),
+        ("system cs-2", "swarmx.bandwidth", "50 GB/s"),
+        *((f"device {name}", "memory.capacity", "30 GB") for name in ("a100-sxm4-80gb", "wse-2")),
+    }
+    software = {row.value for row in told if row.name == "software"}
+    assert software == {"runtime megatron_2021", "software release r1.6"}
+    within = {
+        row.name for row in assumptions_of(load_study("sparse_pretraining")) if "own file" in row.source
+    }
+    assert "weight_sparsity" in within, "a recipe that is written in the study"

@@ -112,11 +112,13 @@ variants:
 
 
 def test_a_variant_is_compared_with_its_own_machine_and_strategy(tmp_path: Path) -> None:
-    changes = answered(tmp_path, SEVERAL_MACHINES).changes
+    result = answered(tmp_path, SEVERAL_MACHINES)
+    changes = result.changes
     machines = ["1 CS-2, weight-streaming", "32 CS-2, weight-streaming"]
     machines += [f"32 A100-80GB (4 DGX), {strategy}" for strategy in ("data", "3d")]
     assert [*changes] == [f"{machine}, batch 32" for machine in machines]
     assert all(len(own) == 2 and 0.9 < own[1].ratio < 3 for own in changes.values())
+    assert {row.value for row in result.assumptions if row.name == "memoryx.servers"} == {"12", "3"}
 
 
 OWN_MACHINES = """\
