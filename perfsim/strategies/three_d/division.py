@@ -136,6 +136,7 @@ class Division:
             shares.append((sum(self.chunks[rank]), rank == 0, rank == last, *counts))
         return shares
 
+    @lru_cache(maxsize=16384)  # noqa: B019 (divisions are few, and equal ones share what is kept)
     def recomputed_shares(self, every: int) -> Floats:
         """Share of the layers of each rank that is recomputed."""
         recomputed = self.recomputed(every)
