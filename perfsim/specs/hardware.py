@@ -168,10 +168,10 @@ class NodeSpec(Spec):
         return max(1, size - 1) if self.full_mesh else 1
 
     def of_job(self, num_devices: int) -> Self:
-        """The node as a job uses it: of several servers, the most that it can take of every node alike."""
+        """The node as a job uses it: of several servers the most, above a quarter, that all nodes share."""
         if self.server is None or num_devices <= self.devices:
             return self
-        sizes = range(self.devices - self.devices % self.server, 0, -self.server)
+        sizes = range(self.devices - self.devices % self.server, self.devices // 4, -self.server)
         used = next((size for size in sizes if num_devices % size == 0), self.devices)
         nics = self.nics * used
         if nics % self.devices:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfsim.base.errors import CatalogError
+from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
 from perfsim.machines import network_of
 from perfsim.network import FatTree, Group
@@ -27,6 +27,8 @@ def test_a_job_takes_as_many_whole_servers_of_every_domain(devices: int, domains
     assert (tree.nodes, tree.devices_per_node) == (domains, in_each)
     assert tree.nic_share_bytes_per_s == pytest.approx(400e9 / 8)
     assert np.bincount(tree.node_of).tolist() == [devices // domains] * domains
+    with pytest.raises(InputError, match="148 would leave the last node partly empty"):
+        tree_of("gb200-nvl72", 148)  # alike only as four in each of 37 racks
 
 
 @pytest.mark.parametrize(
