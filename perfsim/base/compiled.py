@@ -1,4 +1,4 @@
-"""Functions in machine code: compiled by numba once, kept on disk, and loaded from there by LLVM alone.
+"""Functions in machine code: compiled by numba once, kept in `~/.cache/perfsim`, and loaded by LLVM alone.
 
 Importing numba takes a quarter of a second, importing LLVM and loading a function 0.03 s.
 """
@@ -12,7 +12,7 @@ from contextlib import suppress
 from ctypes import CFUNCTYPE, c_char_p, c_int32
 from functools import cache
 from hashlib import sha256
-from importlib.util import cache_from_source, find_spec
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -75,23 +75,17 @@ class Compiled:
         import llvmlite
         import llvmlite.binding as llvm
 
-        function = self._function
         own = Path(__file__).read_text("utf-8")
-        made_of = (own, _source(function), kinds, llvmlite.__version__, llvm.get_host_cpu_name())
-        name = f"{function.__name__}-{sha256(repr(made_of).encode()).hexdigest()[:32]}"
-        of_user = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-        folders = cache_from_source(function.__code__.co_filename), f"{of_user}/perfsim/code"
-        files = [Path(folder).expanduser().with_name(name) for folder in folders]
-        code = b""
-        for file in files:
-            with suppress(OSError):
-                code = code or file.read_bytes()
-        if not code:
+        made_of = (own, _source(self._function), kinds, llvmlite.__version__, llvm.get_host_cpu_name())
+        name = f"{self._function.__name__}-{sha256(repr(made_of).encode()).hexdigest()[:32]}"
+        of_user = os.path.expanduser("~/.cache")  # noqa: PTH111 (`Path` refuses a user without a home)
+        file = Path(os.environ.get("XDG_CACHE_HOME") or of_user, "perfsim", name)
+        try:
+            code = file.read_bytes()
+        except OSError:
             code = self._compile(name, num_words, values)
-            for file in files:
-                with suppress(OSError):
-                    write_file(file, code)
-                    break
+            with suppress(OSError):
+                write_file(file, code)
         _, engine = _machine()
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()

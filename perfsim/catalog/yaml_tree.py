@@ -34,7 +34,7 @@ _MAX_DIGITS = 400
 """Characters of a number; the largest float takes 309 digits."""
 
 
-def resolve_plain(text: str) -> Scalar:
+def _resolve_plain(text: str) -> Scalar:
     """Turn an unquoted scalar into None, bool, int, float or str; InputError for numbers that are refused."""
     if text in _NULLS:
         return None
@@ -202,7 +202,7 @@ class Node:
 def value_of(text: str) -> Any:
     """The plain value of a text: a scalar, or a list or a mapping in brackets. Raises InputError."""
     if not text.startswith(("[", "{")):
-        return resolve_plain(text)
+        return _resolve_plain(text)
     node, problems = Node.parsed(f"value: {text}")
     if problems:
         raise InputError(problems)
@@ -250,7 +250,7 @@ class _Builder:
             node = Node(mark, text, text)
             if event.style not in _QUOTED:
                 try:
-                    node.value = resolve_plain(text)
+                    node.value = _resolve_plain(text)
                 except InputError as error:
                     node = self.reject(mark, error.problems[0].message, error.problems[0].help)
         else:

@@ -428,7 +428,7 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     if missing := [entry for entry in known.values() if entry.required and entry.name not in whole]:
         raise InputError([Problem(f"{entry.name} is missing", help=entry.help) for entry in missing])
     values = {
-        known[name].field: description_of(value, known[name].kind, catalog) if known[name].kind else value
+        known[name].field: _description_of(value, known[name].kind, catalog) if known[name].kind else value
         for name, value in whole.items()
     }
     if isinstance(layout := values.get("layout"), Mapping):
@@ -536,7 +536,7 @@ def misplaced(path: str) -> str:
     return f"write {_MOVED[old]}{path.removeprefix(old)}" if old else ""
 
 
-def description_of(given: Any, kind: str, catalog: Catalog) -> Any:
+def _description_of(given: Any, kind: str, catalog: Catalog) -> Any:
     """The description of a kind that is given, by name, by file or as itself."""
     from perfsim.catalog import KINDS
 

@@ -37,7 +37,7 @@ def files(folder: Path) -> list[Path]:
 def test_machine_code_is_kept_by_all_that_it_is_made_of_and_loaded_without_numba(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert filled() == [[0.0, 7.0], [0.0, 11.5]]
     assert len(files(tmp_path)) == 1
     with monkeypatch.context() as lacking:
@@ -48,13 +48,3 @@ def test_machine_code_is_kept_by_all_that_it_is_made_of_and_loaded_without_numba
     assert len(files(tmp_path)) == 2
     monkeypatch.setattr(compiled, "IS_INSTALLED", False)
     assert filled() == [[0.0, 9.0], [0.0, 16.5]]
-
-
-def test_a_folder_of_the_user_keeps_what_the_folder_of_the_source_cannot(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "file"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
-    assert filled() == [[0.0, 7.0], [0.0, 11.5]]
-    assert len(files(tmp_path / "own" / "perfsim")) == 1
