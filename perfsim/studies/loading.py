@@ -213,7 +213,7 @@ def suits(path: str, candidate: CandidateSpec) -> bool:
 
 def _must_suit(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Axis) -> None:
     """CatalogError with a field's own complaints about a value in YAML form, where quantities need units."""
-    model = model_of(owner, parts[0])
+    model = _model_of(owner, parts[0])
     for part in reversed(parts):
         node = Node(node.mark, {part: node})
     try:
@@ -227,7 +227,7 @@ def _must_suit(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _
 
 
 @cache
-def model_of(owner: type[BaseModel], field: str) -> type[BaseModel]:
+def _model_of(owner: type[BaseModel], field: str) -> type[BaseModel]:
     """A description of nothing but one field of another."""
     annotation: Any = owner.model_fields[field].rebuild_annotation()
     model: type[BaseModel] = create_model("Value", **{field: (annotation, ...)})  # type: ignore[call-overload]
@@ -237,7 +237,7 @@ def model_of(owner: type[BaseModel], field: str) -> type[BaseModel]:
 def dimension_at(spec: BaseModel, path: str) -> Dimension | None:
     """The dimension of the quantity at a path of a description; None for a plain number or a word."""
     _, owner, index, _ = reached(spec, path)
-    schema = str(model_of(owner, path.split(".")[index]).model_json_schema())
+    schema = str(_model_of(owner, path.split(".")[index]).model_json_schema())
     return next((known for known in get_args(Dimension) if repr(quantity_pattern(known)) in schema), None)
 
 
