@@ -514,9 +514,8 @@ def _changed(name: str, changes: Sequence[Change]) -> str:
         said = f"{ratio:.1f} times as long" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} %"
         replanned = change.policy and change.base.system == change.point.system
         short = len(change.policy) <= MOST_OF_A_POLICY
-        told = f"policy changed: {change.policy}" if short else "another layout"
-        policy = f" ({told})" if replanned else ""
-        words.append(f"{change.point.variant} {said}{policy}")
+        policy = f" (policy changed: {change.policy})" if short else " (another layout)"
+        words.append(f"{change.point.variant} {said}{policy if replanned else ''}")
     if len(moved) > MAX_NAMED:
         words.append(f"{len(moved) - MAX_NAMED} more")
     if still:

@@ -70,13 +70,10 @@ def test_a_study_that_is_narrowed_to_some_of_its_machines_keeps_its_day() -> Non
     study = load_study("gpt3_20b")
     assert study.compared(["weight-streaming"]).as_of == "2023-05"
     assert study.compared(["weight-streaming", "3d"]).as_of == "equal"
-
-
-def test_nothing_is_told_of_another_day_where_the_equal_day_is_the_newest() -> None:
+    # Where the equal day is the newest, nothing is told of another.
     wafers = [{"strategy": "weight-streaming", "system": "cs-2", "devices": [1, 2]}]
     answer = ps.study({**SMALL, "candidates": wafers, "batch_sizes": [128], "as_of": "equal"})
-    assert answer.eras is not None
-    assert (answer.eras.sentence, answer.grounds.get("other reading")) == ("", None)
+    assert "other reading" not in answer.grounds
 
 
 def test_equal_dates_tell_the_ratio_over_dates_and_where_the_order_turns() -> None:
