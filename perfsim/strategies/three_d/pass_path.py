@@ -107,7 +107,7 @@ class _PassSeconds(NamedTuple):
         split = columns.of_schedules("splits_backward")
         completes = np.where(split, WEIGHTS, BACKWARD)
 
-        layer_s = np.stack([prices.forward, prices.backward, prices.weights], axis=1)[:, :, kinds]
+        layer_s = np.stack([prices.forward, prices.backward, prices.weights], axis=1).take(kinds, axis=2)
         zero = columns.zero[:, None]
         # A reduction begins with the layer below, whose rows are on their way to experts first.
         reduces = (zero == SHARDED) | ((zero == GRADIENTS_SHARDED) & steps.overlaps)
@@ -146,7 +146,7 @@ class _PassSeconds(NamedTuple):
             first,
             begin_s,
             layer_s,
-            steps.hidden_s[:, kinds],
+            steps.hidden_s.take(kinds, axis=1),
             prices.recompute[:, kinds] * columns.recomputed(),
             end_s,
             np.where(crosses, steps.hops[every[:, None], apart.astype(np.int64)], 0.0),
