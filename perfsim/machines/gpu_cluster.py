@@ -364,7 +364,8 @@ def _uneven_stages(plan: Plan[Any, Any]) -> str:
     """The remedy where stages wait longer for the fullest of them than for their first micro-batch."""
     division = Division.of(plan.job, plan.layout)
     head = head_layers(plan.job)
-    held, loads = (np.array(list(map(sum, division.chunks))) for _ in range(2))
+    held = np.array(list(map(sum, division.chunks)))
+    loads = held.copy()
     loads[division.placement.last_rank] += head
     others = loads.sum() - loads.mean()
     first = schedule_called(division.schedule).bubble * others / division.virtual
@@ -376,10 +377,7 @@ def _uneven_stages(plan: Plan[Any, Any]) -> str:
             f"even stages: with {held.min()} to {held.max()} layers a rank all wait for the fullest (fewer "
             f"stages, or a number that divides {held.sum()} layers)"
         )
-    return (
-        "fewer layers next to the LM head (layers_per_stage): all wait for its rank, and it takes as long as "
-        f"{head} layers"
-    )
+    return f"fewer layers next to the LM head (layers_per_stage), which takes as long as {head} layers"
 
 
 class GpuCluster(Machine):
@@ -461,8 +459,9 @@ class GpuCluster(Machine):
         fields = self.inputs.get(cause, ())
         ranks = plan.topology.num_devices
         if isinstance(layout := plan.layout, ParallelLayout):
-            context, expert = layout.tensor * layout.context, layout.expert * layout.expert_tensor
-            ranks = {"exposed context communication": context, _EXPERTS: expert}.get(cause, ranks)
+            experts = layout.expert * layout.expert_tensor
+            widths = {"exposed context communication": layout.tensor * layout.context, _EXPERTS: experts}
+            ranks = widths.get(cause, ranks)
         outside = ranks > plan.topology.devices_per_node or _BETWEEN_NODES[0] not in fields
         return fields if outside else _INSIDE_NODES
 
@@ -477,8 +476,7 @@ class GpuCluster(Machine):
         if cause == "optimizer" and isinstance(layout, ParallelLayout):
             offloaded = layout.offload_optimizer != "none"
             if (layout.zero_stage or alone) and not offloaded:
-                rarer = "a larger batch, so that updates are rarer"
-                return f"{rarer}, or more replicas that share the update (ZeRO 1)"
+                return "a larger batch, for rarer updates, or more replicas that share them (ZeRO 1)"
             spread = "" if layout.zero_stage else "optimizer states sharded over replicas (ZeRO 1), "
             hosts = "more hosts to share the update, its states on the devices, " if offloaded else ""
             return f"{spread}{hosts}or a larger batch"

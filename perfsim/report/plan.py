@@ -76,7 +76,6 @@ def write_plan(planned: Planned, folder: Path) -> Path:
     trained = f"Trained by {best.run.training.words}."
     said = chain(_head(planned), _deciding(planned), _further(planned))
     notes = Table.of({"": text.COUNT, "note": None}, enumerate(said, start=1))
-    proven = "proven " if len({row.layout for row in planned.ranks}) > 1 else ""
     whole = Table.each(planned.shortlist, {"": (text.COUNT, "number"), "layout": (None, "layout_text")})
     page = Page(
         f"Layouts of {best.model}",
@@ -86,7 +85,7 @@ def write_plan(planned: Planned, folder: Path) -> Path:
             Section("As --layout takes them", table=whole, slug="layouts"),
         ],
         _heading(planned),
-        f"On {best.machine}, {text.layout_short(best.layout)} is the fastest {proven}layout, at "
+        f"On {best.machine}, {text.layout_short(best.layout)} is the first choice, at "
         f"{text.duration(best.step_time_s)} a step; the model's error allows {text.integer(planned.within)}.",
         scale=Table.each(planned.shortlist, bands),
         note="Point: the step by prediction. Bar: 90 % range.",
@@ -98,11 +97,12 @@ def _heading(planned: Planned) -> str:
     """What was asked, and how many layouts there are."""
     best = planned.best
     search = planned.search
-    proven = f"{text.integer(search.screening.feasible)} of them proven, " if search.unproven else ""
+    kind = "proven" if any(row.is_proven for row in planned.ranks[:1]) else "least novel"
+    kept = f"{text.integer(search.screening.feasible)} of them {kind}, " if search.unproven else ""
     return (
         f"{best.model} on {best.label}: batch {text.integer(best.global_batch_size)} sequences; "
         f"{text.integer(search.screening.screened + search.unproven)} layouts, "
-        f"{text.integer(search.screening.feasible + search.unproven)} fit, {proven}"
+        f"{text.integer(search.screening.feasible + search.unproven)} fit, {kept}"
         f"{text.integer(planned.within)} within the model's "
         "error of the fastest"
     )

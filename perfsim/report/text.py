@@ -225,14 +225,15 @@ def ranks(answers: Sequence[Ranked]) -> list[tuple[str, str]]:
     if not answers:
         return []
     proven, fastest = answers
+    rank = "proven" if proven.is_proven else "unproven"
     known = "unlike published runs" if proven.is_proven else "nothing like it is published:"
     words = f"{known} {' and '.join(proven.novelty)}" if proven.novelty else "as published runs"
     if fastest.layout == proven.layout:
-        return [("proven" if proven.is_proven else "unproven", f"the fastest of all; {words}")]
+        return [(rank, f"the fastest of all; {words}")]
     gain = f"{percent(1 - fastest.step_time_s / proven.step_time_s)} less"
     new = f"not published: {' and '.join(fastest.novelty)}"
     return [
-        ("proven", f"{proven.layout}: {duration(proven.step_time_s)} a step; {words}"),
+        (rank, f"{proven.layout}: {duration(proven.step_time_s)} a step; {words}"),
         ("fastest", f"{fastest.layout}: {duration(fastest.step_time_s)} a step, {gain}; {new}"),
     ]
 

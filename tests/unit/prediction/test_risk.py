@@ -14,6 +14,7 @@ from perfsim.prediction import risk
 from perfsim.prediction.bands import Reached
 from perfsim.prediction.planner import Search, best_plan
 from perfsim.prediction.question import Question, question_of
+from perfsim.report import text
 from perfsim.specs.layout import ParallelLayout, parsed_settings, text_of
 
 LAYOUTS = [
@@ -26,8 +27,8 @@ LAYOUTS = [
 A100 = Reached("", "a100", "flash", 8, 0.4, kind="gpu-cluster", precision="bf16", generation="Ampere")
 
 
-def parsed(text: str) -> ParallelLayout:
-    return ParallelLayout(**parsed_settings(text, ParallelLayout))
+def parsed(words: str) -> ParallelLayout:
+    return ParallelLayout(**parsed_settings(words, ParallelLayout))
 
 
 FP32: dict[str, Any] = {"recipe.precision": "fp32"}
@@ -121,6 +122,9 @@ def test_where_nothing_is_proven_the_nearest_is_taken_and_the_answer_says_so() -
     best = best_plan(question, ranks=True)
     assert not best.ranks[0].is_proven
     assert len(best.ranks[0].novelty) > risk.MOST
+    nearest, fastest = best.ranks
+    for other in ("dp=16", nearest.layout):
+        assert text.ranks([nearest, replace(fastest, layout=other)])[0][0] == "unproven"
 
 
 def test_novelty_costs_and_more_of_it_costs_no_less() -> None:
