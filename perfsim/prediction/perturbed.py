@@ -76,7 +76,7 @@ def with_stragglers(graph: TaskGraph, duration_s: Floats, ranks: Ids, factors: M
 
 
 def with_jitter(
-    graph: TaskGraph, duration_s: Floats, sigma: float, together: Ids, rng: np.random.Generator
+    graph: TaskGraph, duration_s: Floats, sigma: float, together: Ids, rng: "np.random.Generator"
 ) -> Floats:
     """Durations with lognormal noise of mean 1 on every computation.
 

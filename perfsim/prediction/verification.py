@@ -385,7 +385,7 @@ class _Result(NamedTuple):
         return self.relative_error / self.bound if self.exact else float("inf")
 
 
-def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: np.random.Generator) -> _Result:
+def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: "np.random.Generator") -> _Result:
     """Rows and columns of a product (`whole`: its k and n) on the slices of all parts, and as a whole."""
     # The operands of the pass: x w, dy wT or xT dy.
     k, n = whole
@@ -428,7 +428,7 @@ def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: np.random.G
     return _Result(shard, relative_error, bound, exact)
 
 
-def _drawn(size: int, count: int, parts: int, rng: np.random.Generator) -> Ints:
+def _drawn(size: int, count: int, parts: int, rng: "np.random.Generator") -> Ints:
     """Distinct places along an axis, at least one in each of its parts."""
     count = min(size, max(count, parts))
     edges = np.linspace(0, size, count + 1).astype(np.int64)

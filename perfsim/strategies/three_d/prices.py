@@ -88,8 +88,8 @@ class _Terms:
 
     def adds_to(self, *roles: str) -> Iterator[tuple[int, Work]]:
         """The works that add to some roles, with their indices."""
-        wanted = [self._roles[role] for role in roles]
-        parts = [np.isin(place // count, wanted) for place, count, *_ in self._components]
+        wanted = np.array([role in roles for role in self._roles])
+        parts = [wanted[place // count] for place, count, *_ in self._components]
         return ((number, self.works[number]) for number in np.flatnonzero(np.concatenate(parts)).tolist())
 
     def sums(self, values: Floats) -> Floats:
