@@ -54,6 +54,8 @@ def grounds(rows: Sequence[Answer], decision: Decision, eras: Eras | None) -> Ma
 def _why(first: Answer, rival: Answer, decision: Decision) -> str:
     """The factors of the ratio of the two times, the largest first; their product is the ratio."""
     waits = [decision.of(row.label).wall_s.typical / row.time.time_s for row in (first, rival)]
+    # Of one batch it is 1: what a ramp's batches and later phases, at a pace of their own, add to the rest.
+    paces = [row.time.time_s * row.tokens_per_s / row.time.examples_tokens for row in (first, rival)]
     rates = [number(row.tokens_per_s) for row in (first, rival)]
     shares = [f"{100 * row.mfu:.1f} %" for row in (first, rival)]
     batches = [f"{row.time.batch_tokens / 1e6:.2g} M" for row in (first, rival)]
@@ -66,6 +68,7 @@ def _why(first: Answer, rival: Answer, decision: Decision) -> str:
             rival.time.examples_tokens / first.time.examples_tokens,
             f"tokens to the target: batches of {' against '.join(batches)} tokens",
         ),
+        (paces[1] / paces[0], "the pace of a batch ramp and of later phases"),
         (waits[1] / waits[0], "what the wall holds besides healthy steps"),
     ]
     terms.sort(reverse=True)

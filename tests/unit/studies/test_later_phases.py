@@ -1,5 +1,7 @@
 """A recipe of several phases: sparse pre-training and dense fine-tuning, whose times add up."""
 
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +42,17 @@ def test_what_a_billion_tokens_take_counts_those_of_later_phases(study_of: Make)
     assert row.outcome.energy_kwh is not None
     whole = row.outcome.energy_kwh.typical / (row.time.examples_tokens + 4e9) * 1e9
     assert row.outcome.energy_kwh_per_1e9_tokens == pytest.approx(whole)
+
+
+def test_the_factors_of_why_make_the_ratio_with_phases_and_a_ramp(study_of: Make) -> None:
+    gpus = {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]}
+    ramp = {"ramp": [{"share": 0.5, "batch": 0.0625}]}
+    study = study_of(candidates=[WAFER, gpus], batch_sizes=[512], convergence=ramp, sampling={"tasks": 0})
+    recipe = default_catalog().override(study.recipe, {"later": [{"tokens": 4e9}], **SPARSE})
+    result = run_study(study.model_copy(update={"recipe": recipe}))
+    assert "times by the pace of a batch ramp and of later phases" in result.grounds["why"]
+    factors = map(float, re.findall(r"([\d.]+) times by", result.grounds["why"]))
+    assert math.prod(factors) == pytest.approx(result.decision.ratio.typical, rel=0.02)
 
 
 def test_gpus_gain_nothing_from_the_sparse_phase(study_of: Make) -> None:
