@@ -254,6 +254,11 @@ class Schedule:
                 raise GraphError(f"schedule {self.name}, rank {rank} of {pipeline}: {words}")
         return orders
 
+    @lru_cache(maxsize=16)  # noqa: B019 (schedules are rows of a table, and layouts of one search share orders)
+    def merged(self, pipeline: int, virtual: int, microbatches: int) -> Sequence[Slot]:
+        """All slots in one topological order. Raises as `orders`, and DeadlockError where none can run."""
+        return self.placement(pipeline, virtual).merged(self.orders(pipeline, virtual, microbatches))
+
     def placement(self, pipeline: int, virtual: int) -> Placement:
         return Placement(pipeline, virtual, self.has("v_shaped"))
 

@@ -4,7 +4,7 @@ A job's layers are first mapped to the ranks of the layout, as virtual stages an
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -192,7 +192,7 @@ class _Templates:
 
 
 def _pipeline_slots(
-    merged: list[Slot], placement: Placement, passes: _Templates, num_microbatches: int
+    merged: Sequence[Slot], placement: Placement, passes: _Templates, num_microbatches: int
 ) -> tuple[Slots, Ints]:
     """All slots of a step, and the slot of each pass, virtual stage and micro-batch."""
     count = placement.num_stages
@@ -266,8 +266,7 @@ class StepWriter:
     def write(self) -> None:
         layout = self.plan.layout
         microbatches = self.plan.num_microbatches
-        orders = self.schedule.orders(layout.pipeline, layout.virtual_pipeline, microbatches)
-        merged = self.placement.merged(orders)
+        merged = self.schedule.merged(layout.pipeline, layout.virtual_pipeline, microbatches)
         passes = self._passes()
         slots, number = _pipeline_slots(merged, self.placement, passes, microbatches)
         joined = [place for place, slot in enumerate(merged) if slot.joined]

@@ -186,7 +186,7 @@ def _step_s(job: Job, steps: Steps, passes: Laid, row: int, update_s: float) -> 
             _follow(order, passes, how, reached, clocks, np.full(shape, -1.0))
             ends = clocks[:_SENT].max(axis=0)
             if (reached < start[1:]).any():
-                division.placement.merged(schedule.orders(division.pipeline, division.virtual, microbatches))
+                schedule.merged(division.pipeline, division.virtual, microbatches)  # raises
             if ties:
                 ends[0] = ends[last_rank] = max(ends[0], ends[last_rank])
             ends += update_s
