@@ -232,7 +232,10 @@ def _layout(path: str, point: Point) -> _Unknown:
     target = Target.of_study(point.study)
     best = target.curve(question, target.batches(point.study, question)).best
     planned = plan_layouts(question.at(best), shown=COARSE)
-    leaner = map(planned.search.screening.layout, planned.search.leaner(COARSE))
+    leaner = list(map(planned.search.screening.layout, planned.search.leaner(COARSE)))
+    if not question.machine.fragments_memory:  # the planner of wafers tries none but the largest micro-batch
+        halves = range(1, leaner[0].micro_batch_size.bit_length())
+        leaner += [replace(leaner[0], micro_batch_size=leaner[0].micro_batch_size >> half) for half in halves]
     texts = [entry.layout_text for entry in planned.shortlist] + list(map(text_of, leaner))
     return _Unknown(path, list(dict.fromkeys(texts)), "", numeric=False)
 

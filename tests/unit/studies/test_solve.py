@@ -235,6 +235,8 @@ def test_layouts_are_found_that_need_less_memory_than_the_fastest() -> None:
     assert all(row.quantity["memory"] <= 6 * GIB for row in rows)
     (least,) = ps.solve(find="layout", minimise="memory", **NODE, devices=8).solutions
     assert least.quantity["memory"] == min(row.quantity["memory"] for row in rows)
+    wafer = NODE | {"system": "cs-2", "devices": 1}
+    assert ps.solve(find="layout", such_that="memory <= 10 GB", **wafer).solutions[0].value is not None
 
 
 def test_a_bound_on_memory_is_met_where_any_layout_is_within_it() -> None:
