@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.base.errors import DeadlockError, LayoutError
+from perfsim.base.errors import DeadlockError
 from perfsim.strategies.schedules import SCHEDULES, Placement, RankOrder, Slot, in_flight, schedule_called
 
 Shape = tuple[str, int, int, int]
@@ -278,19 +278,3 @@ def test_schedules_are_in_the_order_that_is_written_here(
     for order, expected in zip(schedule_called(name).orders(*sizes), written, strict=True):
         slots = [f"{slot.which}{letters[slot.chunk]}{slot.microbatch}" for slot in order]
         assert " ".join(slots) == expected
-
-
-def test_interleaved_holds_more_on_the_first_stage_by_the_published_factor() -> None:
-    pipeline = 8
-    virtual = 3
-    factor = 1 + (pipeline - 1) / (pipeline * virtual)
-    (held,) = in_flight(SCHEDULES["interleaved"], 0, pipeline, (1,) * virtual, 64)
-    assert held.activations == pytest.approx(pipeline * factor)
-    assert held.weight_inputs == 0
-
-
-def test_an_unknown_schedule_lists_the_known_ones() -> None:
-    with pytest.raises(
-        LayoutError, match=f"unknown schedule 'dual'\n.*known: {', '.join(sorted(SCHEDULES))}"
-    ):
-        schedule_called("dual")

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 
 from perfsim.catalog.catalog import data_root
@@ -437,31 +435,6 @@ def test_another_machine_turns_the_verdict(claim: int, options: str, expected: V
     assert verdict_of(row, options) is expected
 
 
-positive = st.floats(0.01, 100.0)
-
-
-@given(positive, st.floats(1.01, 1.9), positive)
-def test_a_value_is_supported_exactly_where_the_range_has_it(
-    typical: float, factor: float, value: float
-) -> None:
-    """Of ranges of less than a factor of two that are wider than the tolerance."""
-    got = Range(typical, typical / math.sqrt(factor), typical * math.sqrt(factor))
-    verdict = judged(got, Claimed(value=value, within=1e-9))
-    assert (verdict is Verdict.SUPPORTED) == (got.low <= value <= got.high)
-
-
-@given(positive, st.floats(1.0, 30.0), positive)
-def test_a_bound_is_supported_and_refuted_by_opposite_ends_of_the_range(
-    typical: float, factor: float, bound: float
-) -> None:
-    got = Range.within(typical, factor)
-    verdict = judged(got, Claimed(at_least=bound))
-    assert (verdict is Verdict.SUPPORTED) == (got.low >= bound)
-    assert (verdict is Verdict.REFUTED) == (got.high < bound)
-    if got.low < bound <= got.high:
-        assert (verdict is Verdict.CANNOT_TELL) == (typical >= bound)
-
-
 def test_a_range_of_more_than_a_factor_of_two_supports_no_value() -> None:
     assert judged(Range(10, 6, 13), Claimed(value=12)) is Verdict.CANNOT_TELL
     assert judged(Range(10, 8, 13), Claimed(value=12)) is Verdict.SUPPORTED
@@ -469,14 +442,20 @@ def test_a_range_of_more_than_a_factor_of_two_supports_no_value() -> None:
     assert judged(Range(10, 9, 11.5), Claimed(value=12, within=0.1)) is Verdict.NOT_SUPPORTED
 
 
-@given(positive, positive, st.floats(1.0, 3.0), st.floats(1.0, 3.0))
-def test_a_ratio_is_surer_than_the_product_of_its_parts(
-    one: float, other: float, first: float, second: float
+@pytest.mark.parametrize(
+    ("bound", "verdict"),
+    [
+        (6, Verdict.SUPPORTED),
+        (8, Verdict.CANNOT_TELL),
+        (12, Verdict.NOT_SUPPORTED),
+        (14, Verdict.REFUTED),
+    ],
+)
+def test_a_bound_is_judged_by_the_ends_of_the_range_and_then_by_its_middle(
+    bound: float, verdict: Verdict
 ) -> None:
-    got = Range.within(one, first).over(Range.within(other, second))
-    assert got.typical == pytest.approx(one / other)
-    assert max(first, second) * (1 - 1e-9) <= got.high / got.typical <= first * second * (1 + 1e-9)
-    assert got.high / got.typical == pytest.approx(got.typical / got.low)
+    assert judged(Range(10, 7, 13), Claimed(at_least=bound)) is verdict
+    assert judged(Range(-10, -13, -7), Claimed(at_most=-bound)) is verdict
 
 
 @pytest.mark.slow

@@ -110,6 +110,13 @@ def test_what_a_strategy_raises_or_estimates_while_it_plans_is_said_in_one_line(
     assert re.fullmatch(f"error: {message}.*\n", refused.stderr, re.DOTALL)
 
 
+def test_a_strategy_without_part_of_the_protocol_is_refused_by_what_it_lacks(install: Install) -> None:
+    known = "class Mine:\n    name = summary = 'mine'\n    system_kind = 'gpu-cluster'\n"
+    install("strategies", f"{known}    layouts = plan = estimate_s = None\n")
+    refused = perfsim(f"{STEP} cs-2 --strategy mine")
+    assert "'mine' of perfsim.strategies (mine:Mine) has no screen, emit" in " ".join(refused.stderr.split())
+
+
 def test_a_plug_in_is_not_blamed_for_what_others_raise(install: Install) -> None:
     install("strategies", "class Mine: ...")
     with pytest.raises(KeyError) as caught:
