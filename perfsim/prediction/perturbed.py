@@ -59,13 +59,13 @@ def _draw(
     placed = place(folded, topology, marks=marks)
     graph = placed.graph
     step = replace(evaluation.step, placed=placed)
-    duration_s = with_stragglers(graph, step.duration_s, placed.rank, factors)
+    duration_s = _straggling(graph, step.duration_s, placed.rank, factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
     duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
     return step.run(duration_s), placed
 
 
-def with_stragglers(graph: TaskGraph, duration_s: Floats, ranks: Ids, factors: Mapping[int, float]) -> Floats:
+def _straggling(graph: TaskGraph, duration_s: Floats, ranks: Ids, factors: Mapping[int, float]) -> Floats:
     """Durations where rank r computes `factors[r]` times as long; `ranks` has one entry per task."""
     if not factors:
         return duration_s

@@ -199,7 +199,7 @@ def owner_of(study: StudySpec, candidate: CandidateSpec, path: str) -> tuple[Bas
         return candidate.system, inner
     if inner and root == "runtime":
         return study.runtime_of(candidate), inner
-    return (candidate if of_candidate(path) else study), study_path(path)
+    return (candidate if of_candidate(path) else study), _study_path(path)
 
 
 def suits(path: str, candidate: CandidateSpec) -> bool:
@@ -244,7 +244,7 @@ def dimension_at(spec: BaseModel, path: str) -> Dimension | None:
 # A study with values replaced: the one reading of paths, for `--set`, grids and variants.
 
 
-def study_path(path: str) -> str:
+def _study_path(path: str) -> str:
     """Where the value at a path of a question stands in a study: `batch_sizes` for `batch`."""
     root, dot, inner = path.partition(".")
     return f"{CALLED.get(root, root)}{dot}{inner}"
@@ -265,8 +265,8 @@ class Changer:
 
     def study(self, base: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
         """The study with values that its candidates share replaced, whole descriptions first."""
-        whole = {study_path(path): value for path, value in changes.items() if "." not in path}
-        inner = {study_path(path): value for path, value in changes.items() if "." in path}
+        whole = {_study_path(path): value for path, value in changes.items() if "." not in path}
+        inner = {_study_path(path): value for path, value in changes.items() if "." in path}
         return self.catalog.override(self.catalog.override(base, whole), inner)
 
     def candidate(
@@ -276,7 +276,7 @@ class Changer:
         inside = changes_by_root(changes)
         parts = {root: inside[root] for root in ("system", "runtime") if root in inside}
         outside = [path for path in changes if path in parts or path.partition(".")[0] not in parts]
-        values = {study_path(path): changes[path] for path in outside}
+        values = {_study_path(path): changes[path] for path in outside}
         key = (id(candidate), repr(values))
         changed = self.once(lambda: self.catalog.override(candidate, values), *key) if values else candidate
         for root, inner in parts.items():
@@ -322,7 +322,7 @@ class Changer:
 
 def of_candidate(path: str) -> bool:
     """Whether the value at a path of a question is a candidate's own."""
-    return study_path(path).partition(".")[0] in CandidateSpec.model_fields
+    return _study_path(path).partition(".")[0] in CandidateSpec.model_fields
 
 
 def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
@@ -336,7 +336,7 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
     known = list(dict.fromkeys([*STUDY_ROOTS, "prices", *CandidateSpec.model_fields]))
     problems = []
     for path, value in changes.items():
-        root = study_path(path).partition(".")[0]
+        root = _study_path(path).partition(".")[0]
         if root not in known or misplaced(path):
             help_text = Asked.instead(path, known)
             problems.append(Problem(f"{path}={value}: `{root}` cannot be changed", help=help_text))

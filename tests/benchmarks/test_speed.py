@@ -24,7 +24,7 @@ from perfsim.engine import critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import Placed, SharedLinks, place
-from perfsim.prediction.perturbed import with_stragglers
+from perfsim.prediction.perturbed import _straggling
 from perfsim.prediction.planner import Search, best_plan, plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Evaluation, Step, evaluation_of
@@ -68,7 +68,7 @@ def straggling_run(question: Question) -> Trace:
     plan = plan_of(question)
     placed = place(plan.graph(), plan.topology, marks={700: 1.2})
     step = Step(placed, question.costs)
-    trace = step.run(with_stragglers(placed.graph, step.duration_s, placed.rank, {700: 1.2}))
+    trace = step.run(_straggling(placed.graph, step.duration_s, placed.rank, {700: 1.2}))
     trace.mean_breakdown()
     return trace
 

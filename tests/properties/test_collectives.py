@@ -96,17 +96,6 @@ def test_more_bytes_never_take_less_time_nor_more_than_in_proportion(
     assert more <= factor * one * (1 + 1e-12)
 
 
-@given(st.sampled_from(OPS), uneven_groups(), st.floats(1e6, 1e10))
-def test_spreading_a_group_over_nodes_never_beats_the_line_rate(
-    op: CollectiveOp, group: Group, n_bytes: float
-) -> None:
-    fewest = group.fewest_per_node
-    rate = fewest * MODEL.nic_share_bytes_per_s
-    factors = {"all_to_all": (1 - fewest / group.size) * fewest, "send_recv": fewest}
-    factor = factors.get(op, wire_factor(op, group.size))
-    assert MODEL.seconds(op, n_bytes, group).total_s > factor * n_bytes / rate
-
-
 worse_groups = uneven_groups().flatmap(
     lambda group: st.tuples(
         st.just(group),

@@ -444,12 +444,7 @@ def test_a_range_of_more_than_a_factor_of_two_supports_no_value() -> None:
 
 @pytest.mark.parametrize(
     ("bound", "verdict"),
-    [
-        (6, Verdict.SUPPORTED),
-        (8, Verdict.CANNOT_TELL),
-        (12, Verdict.NOT_SUPPORTED),
-        (14, Verdict.REFUTED),
-    ],
+    [(6, Verdict.SUPPORTED), (8, Verdict.CANNOT_TELL), (12, Verdict.NOT_SUPPORTED), (14, Verdict.REFUTED)],
 )
 def test_a_bound_is_judged_by_the_ends_of_the_range_and_then_by_its_middle(
     bound: float, verdict: Verdict

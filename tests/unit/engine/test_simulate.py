@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from perfsim.base.errors import DeadlockError
-from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine import Flow, Slowdown, critical_path, simulate
-from perfsim.engine.tables import excess
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
@@ -101,12 +99,6 @@ def test_a_message_slows_the_device_that_receives_it() -> None:
     graph = builder.build()
     run = simulate(graph, np.array([1.0, 2.0, 8.0]), slowdown=beside())
     assert run.end_s[2] > 9.0
-
-
-def test_no_share_stops_computation() -> None:
-    assert excess(0.0) == 0.0
-    assert excess(0.5) == 1.0
-    assert excess(5.0) == excess(MOST_TAKEN) == pytest.approx(9.0)
 
 
 def stalled() -> TaskGraph:

@@ -5,11 +5,11 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError
-from perfsim.prediction.perturbed import perturbed, with_jitter, with_stragglers
+from perfsim.prediction.perturbed import perturbed, with_jitter
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.perturbations import parse_perturbations
 from perfsim.testing import toys
-from perfsim.work import GraphBuilder, RankGroup, TaskGraph
+from perfsim.work import GraphBuilder, RankGroup
 
 GPUS = {
     "model": "gpt3_xl",
@@ -120,29 +120,6 @@ def test_a_disturbed_study_takes_longer_by_its_step_and_says_so() -> None:
     slowdown = after.step_time_s / before.step_time_s
     assert slowdown > 1.2
     assert after.time_to_accuracy_s == pytest.approx(slowdown * before.time_to_accuracy_s)
-
-
-DURATIONS = np.array([1.0, 2.0, 4.0])
-RANKS = np.array([0, 0, 1], dtype=np.int32)
-
-
-def three() -> TaskGraph:
-    """Computation and a send on rank 0, computation on rank 1."""
-    builder = GraphBuilder()
-    builder.task(toys.compute("a"), "gpu0/compute")
-    builder.task(toys.transfer("send", RankGroup(0, 1, 2)), "gpu0/send")
-    builder.task(toys.compute("b"), "gpu1/compute")
-    return builder.build()
-
-
-def test_a_straggler_computes_longer_and_sends_as_fast_as_before() -> None:
-    slow = with_stragglers(three(), DURATIONS, RANKS, {0: 1.5})
-    assert slow.tolist() == [1.5, 2.0, 4.0]
-
-
-def test_what_no_rank_runs_alone_is_not_slowed() -> None:
-    shared = np.full(3, -1, dtype=np.int32)
-    assert with_stragglers(three(), DURATIONS, shared, {0: 2.0, 1: 2.0}).tolist() == DURATIONS.tolist()
 
 
 def noisy(peers: int) -> np.ndarray:

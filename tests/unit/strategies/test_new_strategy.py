@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-import perfsim as ps
 from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.costs.memory import MemoryUse, stage_parameters, state_bytes
 from perfsim.costs.price import Costs
@@ -125,12 +124,3 @@ def test_its_graph_computes_what_serial_training_does(monkeypatch: pytest.Monkey
     (plan,) = prove.plans_of(prove.Request("llama2_7b", strategy="plain-data", layout="dp=2,mbs=2"))
     proof = prove.prove_plan(plan, orders=2, seed=0)
     assert (proof.faults, proof.passed) == ((), True)
-
-
-def test_with_one_line_in_the_registry_it_is_planned_as_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STRATEGIES, "plain-data", PlainData())
-    prediction = ps.predict(
-        model="gpt3_xl", system="dgx-a100-80gb", devices=16, strategy="plain-data", batch=64
-    )
-    assert (prediction.layout["data"], prediction.layout["zero_stage"]) == (16, 0)
-    assert prediction.step_time_s == pytest.approx(sum(prediction.breakdown_s.values()))

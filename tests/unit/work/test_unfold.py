@@ -9,7 +9,6 @@ from perfsim.base.errors import GraphError
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph, peer_classes, unfold
-from perfsim.work.unfold import ALONE, Meeting, meeting_of
 
 
 def graph_of(batch: int, **layout: Any) -> TaskGraph:
@@ -91,14 +90,6 @@ def folded(tensor: int, data: int, pipeline: int = 2) -> TaskGraph:
     return builder.build()
 
 
-def test_peers_meet_in_tensor_groups_and_in_data_groups() -> None:
-    graph = folded(tensor=4, data=2)
-    assert graph.width == 8
-    assert {meeting_of(work, 8) for work in graph.works} == {ALONE, Meeting(1, 4), Meeting(4, 2)}
-    assert list(Meeting(1, 4).offsets(6)) == [4, 5, 6, 7]
-    assert list(Meeting(4, 2).offsets(6)) == [2, 6]
-
-
 @pytest.mark.parametrize("straggler", [1, 13])
 def test_a_straggler_anywhere_parts_its_tensor_group_its_replicas_and_the_rest(straggler: int) -> None:
     classes = peer_classes(folded(4, 3), {straggler: 2.0})
@@ -110,13 +101,6 @@ def test_two_like_stragglers_in_like_places_share_a_class() -> None:
     classes = peer_classes(graph, {0: "slow", 2: "slow"})
     assert classes.reshape(4, 2).tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert len(set(peer_classes(graph, {0: "slow", 2: "dead"}).tolist())) == 6
-
-
-def test_one_straggler_among_1024_ranks_needs_64_written_ones() -> None:
-    graph = folded(tensor=8, data=8, pipeline=16)
-    classes = peer_classes(graph, {700: 1.5})
-    unfolded = unfold(graph, classes)
-    assert len(set(unfolded.rank.tolist())) == 64
 
 
 @pytest.mark.parametrize(
