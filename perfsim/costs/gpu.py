@@ -109,8 +109,6 @@ MATRIX_CORE_ROW_BYTES = 16
 """Matrix cores need rows of 16 bytes: a 16-bit product uses them only if n and k are multiples of 8 (NVIDIA,
 Matrix Multiplication Background User's Guide)."""
 _COLLECTIVES = frozenset(get_args(CollectiveOp))
-COLLECTIVE_LAUNCHES = 3
-"""Host launches of one collective: a wait on the communication stream, the kernel, the wait for it."""
 _OF_EXPERTS = ("router.", "shared_experts.", "experts.", "combine.")
 """How the works of a block with experts begin."""
 
@@ -171,7 +169,7 @@ class GpuKernels:
         return self._with_host(sum(map(self.kernel_s, work.kernels)), self._launches(work))
 
     def _launches(self, work: Work) -> int:
-        """Launches that the device may wait for.
+        """Launches that the device may wait for: of a collective one, since waits of streams are no kernels.
 
         Those of an exchange are made while its product runs, those of a block with experts are in the time of
         the host in such a block, where the framework has one.
@@ -180,7 +178,7 @@ class GpuKernels:
         in_block = self.framework.expert_pass_s > 0.0 and work.name.startswith(_OF_EXPERTS)
         if in_exchange or in_block:
             return 0
-        return COLLECTIVE_LAUNCHES if work.kind.is_communication else work.launches
+        return 1 if work.kind.is_communication else work.launches
 
     def price_gemms(self, works: Iterable[Work]) -> None:
         """Price all matrix products of some works at once, as arrays; later prices find them in the cache."""
@@ -314,8 +312,10 @@ class GpuCosts(GpuKernels, Costs):
             parts_s = seconds.total_s.tolist(), seconds.bytes_s.tolist()
             for work, alone_s, bytes_s in zip(members, *parts_s, strict=True):
                 exposed_s = self._exposed_s(work, alone_s)
-                self._works[work] = self._with_host(exposed_s, self._launches(work))
-                self._sending_s[work] = exposed_s
+                launches = self._launches(work)
+                waits_s = self.framework.collective_wait_s if launches and alone_s > 0.0 else 0.0
+                self._works[work] = self._with_host(waits_s + exposed_s, launches)
+                self._sending_s[work] = waits_s + exposed_s
                 # Of what a product hides, bytes have the same share as of the whole.
                 self._bytes_s[work] = bytes_s / alone_s * exposed_s if alone_s > 0.0 else 0.0
         for work in new:

@@ -191,6 +191,7 @@ REMOVALS = (
         "the host takes no time",
         **_unfitted("framework", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0),
     ),
+    _Removal("waits of collectives", "none", **_unfitted("framework", collective_wait_s=0.0)),
     _Removal("memory-bound kernels", "free on the device", kernel=lambda own, _: own.op != "elementwise"),
     _Removal("gradient accumulation", kernel=lambda own, _: not own.name.endswith(".accumulate")),
     _Removal("last-level cache", "none", {"cache_bytes": lambda _: 0.0}),

@@ -61,6 +61,7 @@ class _Constant(NamedTuple):
 _CONSTANTS = {
     "host_s_per_kernel": _Constant("framework", "launcher"),
     "host_blocking_s_per_kernel": _Constant("framework", "launcher"),
+    "collective_wait_s": _Constant("framework", "framework"),
     "exchange_slowdown": _Constant("framework", "framework"),
     "pass_s": _Constant("framework", "framework"),
     "ceiling_share": _Constant("framework", "framework", at_most_1=True),

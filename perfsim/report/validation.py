@@ -32,6 +32,7 @@ MOST_INFERRED = 2
 _HEADINGS = {
     "host_s_per_kernel": "host, a kernel",
     "host_blocking_s_per_kernel": "host blocking, a kernel",
+    "collective_wait_s": "wait of a collective",
     "partial_node_rank_bytes_per_s": "bus of a partial node",
 }
 _ERRORS = {

@@ -328,6 +328,8 @@ class FrameworkCalibration(Calibration):
     """Extra time per kernel if the host waits for each one to end (CUDA_LAUNCH_BLOCKING)."""
     overlap_sharpness: Sharpness = 4.0
     """p of the p-norm that combines device and host time of a block of kernels."""
+    collective_wait_s: Latency = 0.0
+    """Time until the last rank of a collective that no product hides has come to it."""
     cuda_graph: bool = False
     """Whether kernels are replayed from a recorded graph, so that the host launches none of them."""
     dispatcher: Dispatcher = "all_to_all"

@@ -100,7 +100,7 @@ def _flat(band: Mapping[str, Any]) -> dict[str, float]:
 def test_about_90_percent_of_runs_of_every_class_lie_in_their_bands(results: list[dict[str, Any]]) -> None:
     by_file = {result["file"]: result for result in results}
     for file in ("gpu.yaml", "modern.yaml"):
-        assert 0.88 <= by_file[file]["summary"]["band_coverage"] <= 0.93, file
+        assert 0.88 <= by_file[file]["summary"]["band_coverage"] <= 0.94, file
         assert 0.88 <= by_file[file]["summary_asked"]["band_coverage"] <= 0.94, file
         assert by_file[file]["summary"]["interval_score"] < 0.36, "0.37 with one width for all classes"
         classes = by_file[file]["classes"]

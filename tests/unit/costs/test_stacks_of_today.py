@@ -131,13 +131,15 @@ def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(row
     )
 
 
-def test_the_device_waits_for_no_launch_in_an_exchange_or_a_block_with_experts() -> None:
-    stack = {"host_s_per_kernel": 1.0, "expert_pass_s": 1.0}
+def test_the_device_waits_for_no_launch_and_no_rank_in_an_exchange_or_a_block_with_experts() -> None:
+    stack = {"host_s_per_kernel": 1.0, "collective_wait_s": 3.0, "expert_pass_s": 1.0}
     costs = prices(stack=stack, overlap_tensor=True, precision="bf16")
     block = Work("experts.forward", Kind.COMP, "experts", "forward", kernels=(product(None),))
     for work in (gather(product(None)), replace(gather(), name="experts.dispatch"), block):
         assert costs.duration_s(work) < 1.0
-    assert costs.duration_s(gather()) >= 3.0
+    assert costs.duration_s(gather()) >= costs.latency_s(gather()) >= 3.0
+    alone = replace(gather(), group=RankGroup(0, 1, 1))
+    assert costs.duration_s(alone) == pytest.approx(1.0), "no other rank comes"
 
 
 def test_a_product_hides_nothing_where_the_recipe_does_not_overlap() -> None:

@@ -61,7 +61,7 @@ def test_host_times_are_of_the_framework_and_more_constants_than_runs_are_refuse
     (fitted,) = fit_steps([measured], "a100-sxm4-80gb", only=[HOST])
     assert fitted.name == "megatron-2021"
     known = getattr(Catalog().framework(fitted.name), HOST)
-    assert getattr(fitted, HOST) == pytest.approx(known, rel=0.5)
+    assert known < getattr(fitted, HOST) < 2 * known
     with pytest.raises(InputError, match="3 different runs on GPUs"):
         fit_steps([measured], "a100-sxm4-80gb")
     with pytest.raises(InputError, match="speed is no constant of a fit"):

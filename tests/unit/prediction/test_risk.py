@@ -129,7 +129,7 @@ def test_where_nothing_is_proven_the_nearest_is_taken_and_the_answer_says_so() -
 
 def test_novelty_costs_and_more_of_it_costs_no_less() -> None:
     assert list(risk.EXPECTED) == sorted(risk.EXPECTED)
-    assert risk.EXPECTED[risk.MOST] == 1.0 < risk.EXPECTED[risk.MOST + 1]
+    assert risk.EXPECTED[risk.MOST] == 1.0 < risk.EXPECTED[-1]
     assert risk.expected_ratios(np.array([0, risk.MOST, 99])).tolist() == [1.0, 1.0, risk.EXPECTED[-1]]
 
 

@@ -97,7 +97,7 @@ def test_links_do_not_answer_for_collectives_that_the_host_launches_late() -> No
     assert slow["exposed tensor communication"] == pytest.approx(
         replayed["exposed tensor communication"], rel=0.02
     )
-    assert fast["exposed tensor communication"] < 0.7 * slow["exposed tensor communication"]
+    assert fast["exposed tensor communication"] < 0.9 * slow["exposed tensor communication"]
     assert slow["waits for the host"] > 2 * slow["compute"]
     assert {type(seconds) for seconds in slow.values()} == {float}
 
