@@ -16,6 +16,7 @@ shorter ones that differ by one period.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -211,12 +212,14 @@ def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> Lai
     micro-batches.
     """
     row = schedule_called(schedule)
-    orders = row.orders(pipeline, virtual, microbatches)
+    # To check orders whole, as those that are simulated are, takes as long as to make them.
+    orders = [row.order(rank, pipeline, virtual, microbatches) for rank in range(pipeline)]
     placement = row.placement(pipeline, virtual)
-    slots = [slot for order in orders for slot in order]
-    which, *columns = zip(*slots, strict=True)
-    passes = np.array([*map(_PASSES.__getitem__, which)], dtype=np.int32)
-    rank, chunk, microbatch, joined = (np.array(column, dtype=np.int32) for column in columns)
+    which, *columns = zip(*chain.from_iterable(orders), strict=True)
+    passes = np.fromiter(map(_PASSES.__getitem__, which), np.int32, len(which))
+    rank, chunk, microbatch, joined = (np.fromiter(column, np.int32, len(which)) for column in columns)
+    if chunk.max() >= virtual or microbatch.min() < 0 or microbatch.max() >= microbatches:
+        row.orders(pipeline, virtual, microbatches)  # raises
     joined[1:] += joined[:-1]
     stage = np.array(placement.stages, dtype=np.int32)[rank, chunk]
     start = np.cumsum([0, *map(len, orders)], dtype=np.int32)
