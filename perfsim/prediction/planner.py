@@ -331,8 +331,7 @@ def best_plan(question: Question, *, ranks: bool = False, reported: bool = True)
     plan = best.plan
     limit = question.allowed_share
     if plan.memory_share > limit:
-        note = f"no plan without offload leaves more than {1 - limit:.0%} of memory free"
-        plan = replace(plan, notes=(*plan.notes, note))
+        plan = replace(plan, notes=(*plan.notes, f"without offload no plan is under {limit:.0%} of memory"))
     else:
         fuller = searched.plan(int(searched.ranked[0]))
         faster = 100 * (1 - fuller.estimate_s / float(searched.estimate_s[searched.order[0]]))

@@ -232,22 +232,19 @@ def test_a_caveat_is_given_where_it_is_due_with_its_severity(
     assert {code: severities.get(code, "") for code in given or severities} == given
 
 
-def long_sequences() -> ps.Prediction:
-    asked = {"model": "llama31_8b", "system": "dgx-h100", "devices": 8, "recipe.seq_length": 131072}
-    return ps.predict(**asked, batch=2, layout="tp=4,cp=2,sp=true,zero=1", **{"model.num_layers": 4})
-
-
 def test_texts_of_caveats_have_the_figures_of_their_question() -> None:
     worst = gpus(system=own_h200()).caveats[0]
     assert (worst.code, worst.severity) == ("calibration-borrowed", "serious")
     assert worst.text.startswith("no measurement of h200: the constants of h100-sxm5 are used; ")
     tf32 = in_precision("dgx-a100-80gb", "tf32")
+    of_131072 = {"model": "llama31_8b", "model.num_layers": 4, "recipe.seq_length": 131072}
+    long = ps.predict(**of_131072, system="dgx-h100", devices=8, batch=2, layout="tp=4,cp=2,sp=true,zero=1")
     for prediction, code, words in (
         (tf32, "precision-outside", "no published run in tf32; the constants"),
         (gpus(memory_limit=0.1), "memory-above-limit", "above the limit of 10 %"),
         (scaled(0.01, -0.01), "cluster-scaled", "step times multiplied by 1.1"),
         (wafers(system="cs-2-peak"), "mfu-above-published", "the 27 % of the best published run on wse-2"),
-        (long_sequences(), "mfu-above-published", " % without masked attention; that is "),
+        (long, "mfu-above-published", " % without masked attention; that is "),
     ):
         caveat = caveat_of(prediction, code)
         assert caveat is not None
