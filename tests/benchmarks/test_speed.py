@@ -213,9 +213,9 @@ STARTS = (
 CAUSES = {
     "plan, 20B on 128": f"45 % of the time is the start: {STARTS}; 15 % screens layouts, 10 % follows the "
     "passes of 830, 25 % writes 15 graphs and simulates",
-    "plan, 175B on 1,024": "40 % writes 15 graphs and simulates, 25 % follows the passes of 850 layouts, "
-    "half of it to write their orders, 20 % is the start, 10 % screens layouts",
-    "plan, DeepSeek-V3 on 2,048": "45 % screens 407,231 layouts, most of it to write and price 12,000 "
+    "plan, 175B on 1,024": "40 % writes 15 graphs and simulates, 20 % follows the passes of 850 layouts, "
+    "half of it to write their orders, 25 % is the start, 10 % screens layouts",
+    "plan, DeepSeek-V3 on 2,048": "45 % screens 407,231 layouts, half of it to write and price 12,000 "
     "distinct works; 35 % writes 30 graphs and simulates, 10 % follows passes, 10 % is the start",
     "main study, with its page": "35 % simulates 68 batches of four candidates, 25 % answers the first two "
     "again on other days, 15 % is the start, 10 % executes sampled layers, 10 % writes the page",
