@@ -127,23 +127,6 @@ def test_the_published_sizes_of_memoryx_order_the_steps_of_a_trillion_parameters
     assert little > 1.5 * most
 
 
-def test_120_trillion_parameters_on_192_cs_2_are_answered_with_a_step_of_hours() -> None:
-    """Flash reads and writes 24 B a parameter at 150 GB/s; with both at once half of that."""
-    turns, duplex = (
-        ps.predict(
-            model="gpt_120t",
-            system="cs-2",
-            devices=192,
-            batch=192,
-            **{"system.memoryx.server.flash.duplex": both},
-        )
-        for both in (False, True)
-    )
-    count = parameters(default_catalog().model("gpt_120t")).total
-    assert turns.step_time_s == pytest.approx((2 * 12 + 4 + 2) * count / 150e9, rel=0.05)
-    assert 0.5 < duplex.step_time_s / turns.step_time_s < 0.56
-
-
 # Model Zoo, Cerebras-GPT: batch in sequences of 2048, steps, tokens; 13B is written for its second phase.
 CEREBRAS_GPT = {
     "111M": (120, 9037, 2.22e9),

@@ -30,15 +30,6 @@ def test_the_document_stands_next_to_the_page(answer: ps.PlanAnswer, tmp_path: P
     assert summary == json.loads(json.dumps(answer.document()))
 
 
-def test_a_layout_of_the_shortlist_is_predicted_alike_when_it_is_given(answer: ps.PlanAnswer) -> None:
-    for entry in answer.shortlist:
-        given = ps.predict(
-            model="gpt3_6p7b", system="dgx-a100-80gb", devices=16, batch=32, layout=entry.layout_text
-        )
-        assert given.step_time_s == pytest.approx(entry.step_time_s, rel=1e-9)
-        assert given.layout == entry.layout
-
-
 @pytest.mark.parametrize("system", ["dgx-a100-80gb", "cs-2"])
 def test_the_fields_of_a_layout_are_taken_as_its_text_is(system: str) -> None:
     asked: dict[str, Any] = {"model": "gpt3_6p7b", "system": system, "devices": 4, "batch": 32}

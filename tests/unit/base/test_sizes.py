@@ -1,6 +1,5 @@
 """Files that are refused: sizes past every bound, names that are no folder, thousands of mistakes."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,24 +175,9 @@ def test_a_description_extends_another_key_by_key() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("extends: " + "x" * 3_000, r"study\.yaml:1:10: extends: unknown study"),
-        ("extends: " + "x" * 3_000 + ".yaml", r"study\.yaml:1:10: extends: there is no file"),
-        ("extends: gpt3_20b\nconvergence: {law: dta_law}", r"study\.yaml:2:20: .*did you mean `data_law`"),
-        (
-            "extends: gpt3_20b\ncandidates:\n- {strategy: 4d, system: cs-2, devices: [1]}",
-            r"study\.yaml:3:14: .*unknown strategy '4d'",
-        ),
-        (
-            "extends: gpt3_20b\nrecipe: {extends: chinchilla, runtime: {software_release: 1 GB}}",
-            r"study\.yaml:2:\d+: software_release: .*not of the form r2\.0",
-        ),
-    ],
-    ids=["long name", "long path", "law", "strategy", "release"],
-)
-def test_what_was_refused_late_is_refused_at_its_line(
-    refusal: Callable[[str], CatalogError], line: str, message: str
+@pytest.mark.parametrize("ending", ["", ".yaml"])
+def test_a_name_that_is_longer_than_any_path_is_refused_at_its_line(
+    refusal: Callable[[str], CatalogError], ending: str
 ) -> None:
-    assert re.search(message, str(refusal(f"{line}\n")), re.DOTALL)
+    said = "there is no file" if ending else "unknown study"
+    assert f"study.yaml:1:10: extends: {said}" in str(refusal(f"extends: {'x' * 3_000}{ending}\n"))

@@ -172,15 +172,6 @@ def test_what_no_law_can_answer_is_refused(name: str, inputs: dict[str, float], 
         law(name, **inputs)
 
 
-def test_the_chinchilla_budget_is_spent_best_on_the_published_model() -> None:
-    """72.25 billion parameters, 18.4 tokens each: a larger or smaller one ends at a higher loss."""
-
-    def loss(params: float) -> float:
-        return BESIROGLU.loss(params, 5.76e23 / (6 * params))
-
-    assert loss(7.225e10) < min(loss(7.225e10 * 1.01), loss(7.225e10 / 1.01))
-
-
 def test_a_model_too_small_for_the_loss_is_refused_with_the_least_it_reaches() -> None:
     assert BESIROGLU.loss(20e9, 4e11) == pytest.approx(2.0621, rel=1e-4)
     with pytest.raises(PlanError, match=r"too small for a loss of 1\.9: .* approaches 1\.9432") as refusal:
@@ -206,12 +197,6 @@ def test_13b_reaches_the_published_loss_on_the_pile_at_the_published_tokens() ->
     assert target.tokens == pytest.approx(2.57e11, rel=0.12)
     assert target.slope == pytest.approx(12.7, abs=0.1)
     assert target.text == "0.01 nat of loss is 13 % of the tokens, and the law is known within 0.038 nat"
-
-
-def test_hundredths_of_a_nat_are_a_quarter_of_the_tokens_of_20b() -> None:
-    target = BESIROGLU.target(2.0621, 20e9)
-    assert 0.01 * target.slope == pytest.approx(0.23, abs=0.005)
-    assert target.d_min_error == pytest.approx(math.expm1(target.slope * SEED_ERROR))
 
 
 @pytest.mark.parametrize(

@@ -128,19 +128,6 @@ def test_a_sweep_takes_paths_for_its_study_and_for_the_candidates_and_axes_of_it
     assert {point.runtime.overlap_grad_reduce for point in points} == {True, False}
 
 
-WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
-
-
-def test_a_given_layout_is_taken_as_it_is() -> None:
-    plain, chunked = (
-        ps.predict(**{**WAFERS, "layout": f"dp=2,mbs=16,recompute_layers=1{more}"}).layout
-        for more in ("", ",stream_chunks=4")
-    )
-    assert (plain["micro_batch_size"], plain["num_microbatches"], plain["recompute_layers"]) == (16, 2, 1)
-    assert "stream_chunks" not in plain
-    assert chunked["stream_chunks"] == 4
-
-
 def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(tmp_path: Path) -> None:
     """Eight messages on two uplinks: the bytes of two sends and of two sums take 4 times as long."""
     runs = []

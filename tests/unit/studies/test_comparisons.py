@@ -50,11 +50,12 @@ def test_a_line_through_runs_predicts_the_others_and_prices_them(tmp_path: Path)
 
 
 def test_the_least_compute_of_a_law_is_where_neither_size_does_better() -> None:
-    loss = BESIROGLU.loss(1e10, 2e11)
+    """Chinchilla's budget of 5.76e23 FLOP is spent best on 72.25 billion parameters, 18.4 tokens each."""
+    loss = BESIROGLU.loss(7.225e10, 5.76e23 / (6 * 7.225e10))
     flop, size = BESIROGLU.least_flop(loss)
-    for other in (size / 1.1, size * 1.1):
+    assert (flop, size) == (pytest.approx(5.76e23, rel=1e-4), pytest.approx(7.225e10, rel=0.01))
+    for other in (size / 1.01, size * 1.01):
         assert 6 * other * BESIROGLU.tokens_to_loss(loss, other) > flop
-    assert flop <= 6 * 1e10 * 2e11
 
 
 def test_a_speedup_is_devices_times_statistics_times_hardware(tmp_path: Path) -> None:
