@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from perfsim.base.errors import PerfsimError
 from perfsim.base.files import write_file
 
 IS_INSTALLED = find_spec("numba") is not None
@@ -34,14 +35,19 @@ class Laid:
 
 
 def _laid(value: Any) -> tuple[str, bytes]:
-    """The kind of every array and number, and the words of eight bytes that numba makes of them."""
+    """The kind of every array and number, and the words of eight bytes that numba makes of them.
+
+    Of an array: two for the owner of its memory, size, bytes of an element, address, shape and strides.
+    """
     if isinstance(value, Laid):
         return value.kinds, value.words
     if isinstance(value, tuple):
         kinds, words = zip(*map(_laid, value), strict=True)
         return "".join(kinds), b"".join(words)
     if isinstance(value, np.ndarray):
-        kind = f"{value.dtype.char}{value.ndim}{'' if value.flags.carray else 'A'}"
+        flags = value.flags
+        order = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
+        kind = f"{value.dtype.char}{value.ndim}{order}{'' if flags.writeable else 'r'}"
         place = value.__array_interface__["data"][0]
         shape = (*value.shape, *value.strides)
         return kind, array("q", (0, 0, value.size, value.itemsize, place, *shape)).tobytes()
@@ -112,6 +118,9 @@ class Compiled:
         words += [body.load(body.gep(reader.args[0], [word(number)])) for number in range(num_words)]
         body.ret(body.call(called, words))
         module = llvm.parse_assembly(dispatcher.inspect_llvm(kinds))
+        if len(list(module.get_function(made).arguments)) != 2 + num_words:
+            known = "numba passes arrays in a way that perfsim does not know"
+            raise PerfsimError(f"{known}: install another version of it, or set NUMBA_DISABLE_JIT=1")
         module.link_in(llvm.parse_assembly(str(calling)))
         return bytes(_machine()[0].emit_object(module))
 
@@ -146,7 +155,7 @@ def _machine() -> tuple[Any, Any]:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_default_triple()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
     machine = target.create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),

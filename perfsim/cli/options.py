@@ -228,7 +228,7 @@ def limits(verb: Callable[..., Any]) -> Any:
     most = "Simulate at most this many tasks, over all processes; a step with more is not started."
     engines = (
         "Follow tasks with SimPy, or with the compiled core: the same times to the bit. "
-        "[default: simpy for reported steps of up to 10,000 tasks]"
+        "[default: simpy for reported steps of up to 50,000 tasks]"
     )
     seconds = "Compute for at most this many seconds, planning included."
     return _with(

@@ -17,7 +17,7 @@ from perfsim.engine.tables import Flow, Slowdown, Tables
 from perfsim.engine.trace import Simulated, Trace
 from perfsim.work import TaskGraph
 
-MOST_WITH_SIMPY = 10_000
+MOST_WITH_SIMPY = 50_000
 """Tasks of a graph up to which SimPy follows them, unless an engine is asked for."""
 
 

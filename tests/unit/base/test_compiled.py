@@ -9,6 +9,7 @@ import pytest
 
 from perfsim.base import compiled
 from perfsim.base.compiled import Compiled, Laid
+from perfsim.base.errors import PerfsimError
 
 STEP = 3
 
@@ -48,3 +49,25 @@ def test_machine_code_is_kept_by_all_that_it_is_made_of_and_loaded_without_numba
     assert len(files(tmp_path)) == 2
     monkeypatch.setattr(compiled, "IS_INSTALLED", False)
     assert filled() == [[0.0, 9.0], [0.0, 16.5]]
+
+
+def test_arrays_in_any_order_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = Compiled(fill)
+    rows = np.array([[1.0, 2.5], [5.0, 7.0]])
+    fixed = rows[0].copy()
+    fixed.flags.writeable = False
+    for column in (rows[0], rows[:, 0], rows[::-1, 1], fixed):
+        for out in (np.zeros((2, 2)), np.zeros((2, 2), order="F"), np.zeros((2, 4))[:, ::2]):
+            known((column, 4), out)
+            assert out[:, 1].tolist() == [value * STEP + 4 for value in column.tolist()]
+
+
+def test_a_numba_that_passes_arrays_otherwise_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    longer = Laid(np.zeros((2, 2)))
+    longer.words += bytes(8)
+    with pytest.raises(PerfsimError, match="install another version"):
+        Compiled(fill)((np.zeros(2), 4), longer)
