@@ -156,7 +156,7 @@ def test_every_wait_of_a_stream_is_ended_by_a_task_of_another_stream_that_it_nee
 DEVICES = 2
 COMPUTES = 3
 COMMUNICATIONS = 2
-shares = st.tuples(*[st.floats(0.0, 0.6)] * 2)
+shares = st.tuples(*[st.floats(0.0, 1.0)] * 2)
 slowed_rows = st.lists(
     st.tuples(
         st.integers(0, COMPUTES + COMMUNICATIONS - 1),

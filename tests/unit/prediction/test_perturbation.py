@@ -5,7 +5,7 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError
-from perfsim.prediction.perturbed import perturbed, with_jitter
+from perfsim.prediction.perturbed import _straggling, perturbed, with_jitter
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.perturbations import parse_perturbations
 from perfsim.testing import toys
@@ -120,6 +120,16 @@ def test_a_disturbed_study_takes_longer_by_its_step_and_says_so() -> None:
     slowdown = after.step_time_s / before.step_time_s
     assert slowdown > 1.2
     assert after.time_to_accuracy_s == pytest.approx(slowdown * before.time_to_accuracy_s)
+
+
+def test_a_straggler_computes_longer_and_nothing_else_does() -> None:
+    """Not what it sends, nor what other ranks compute, nor what no rank runs alone."""
+    builder = GraphBuilder()
+    for name in ("gpu0", "gpu1", "all"):
+        builder.task(toys.compute("a"), f"{name}/compute")
+    builder.task(toys.transfer("send", RankGroup(0, 1, 2)), "gpu0/send")
+    ranks = np.array([0, 1, -1, 0], dtype=np.int32)
+    assert _straggling(builder.build(), np.ones(4), ranks, {0: 1.5}).tolist() == [1.5, 1.0, 1.0, 1.0]
 
 
 def noisy(peers: int) -> np.ndarray:

@@ -1,15 +1,18 @@
 """Weight streaming as a graph: what streams when, and what waits for what."""
 
+from dataclasses import replace
+
 import pytest
 
 from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.catalog import default_catalog
-from perfsim.costs.price import price
+from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path
 from perfsim.specs.layout import Recompute, StreamingLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.testing import toys
+from perfsim.work import Work
 
 BLOCKS = 8 + 2
 
@@ -124,3 +127,27 @@ def test_without_prefetch_weights_that_are_used_as_they_arrive_are_planned_in_ch
     assert any("chunks" in note for note in plan.notes) is (chunks > 1)
     whole = toys.plan("weight-streaming", toys.job(8), StreamingLayout(), system)
     assert any("--detail chunk" in note for note in whole.notes) is (chunks > 1)
+
+
+def estimate_s(slow: str, layout: StreamingLayout, microbatches: int) -> float:
+    """The closed form where one kind of transfer takes a second a block and all else nothing."""
+    system = default_catalog().override(toys.wafer_cluster(), {"streaming.accumulate_at": "wafer"})
+    job = toys.job(microbatches * layout.micro_batch_size)
+    plan = toys.plan("weight-streaming", job, layout, system)
+
+    class OnlySlow(Costs):
+        def duration_s(self, work: Work) -> float:
+            return float(work.op == slow)
+
+    return strategy("weight-streaming").estimate_s(plan, OnlySlow())
+
+
+def test_gradients_that_are_summed_on_the_wafer_leave_it_once_a_step() -> None:
+    layout = StreamingLayout(micro_batch_size=2)
+    assert estimate_s("reduce", layout, 3) == estimate_s("reduce", layout, 1) >= 8.0, "8 layers"
+
+
+def test_a_group_of_layers_spills_its_input_once() -> None:
+    layout = StreamingLayout(micro_batch_size=2, recompute="full", spill=True)
+    spilled = [estimate_s("spill", replace(layout, recompute_layers=group), 2) for group in (1, 2, 4)]
+    assert spilled[0] == 2 * spilled[1] == 4 * spilled[2] > 0
