@@ -82,13 +82,6 @@ GPUS = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 2, "strategy":
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
 
 
-def test_a_stream_of_weights_uses_every_part_between_dram_and_wafers() -> None:
-    use = ps.predict(**WAFERS).utilisation
-    assert {"io", "swarmx", "memoryx", "server", "dram"} <= use.keys()
-    assert use["io"].mean == use["swarmx"].mean == pytest.approx(use["server"].mean)
-    assert use["dram"].mean < use["server"].mean
-
-
 def sparse(system: str, sparsity: float, harvest: float = 0.9) -> Evaluation:
     changes = {"recipe.weight_sparsity": sparsity, "system.streaming.sparse_harvest": harvest}
     question = {

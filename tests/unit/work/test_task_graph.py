@@ -40,23 +40,6 @@ def test_equal_works_share_one_class_and_every_field_tells_them_apart(changes: d
     assert builder.build().work.tolist() == [0, 0, 1]
 
 
-def test_work_sums_over_its_kernels() -> None:
-    assert WORK.flop == 2 * 4 * 5 * 6
-    assert WORK.bytes_accessed == 2 * (4 * 6 + 6 * 5 + 4 * 5) + 100
-    assert WORK.launches == 4
-
-
-def test_handles_count_tasks_and_tensors_from_the_first_one() -> None:
-    builder = GraphBuilder()
-    first = builder.task(toys.compute("a", writes=2), "gpu0/compute", tag=3)
-    second = builder.task(toys.compute("b"), "gpu0/compute", [first.tensor, first.tensor + 1])
-    assert (first.id, first.tensor, second.id, second.tensor) == (0, 0, 1, 2)
-    graph = builder.build()
-    task = graph.task(1)
-    assert (task.reads, task.writes, task.stream) == ((0, 1), (2,), "gpu0/compute")
-    assert [task.name for task in graph.tasks()] == ["a[3]", "b"], "a name carries its micro-batch"
-
-
 def test_the_last_step_ends_with_the_graph_even_if_nobody_said_so() -> None:
     builder = GraphBuilder()
     builder.task(toys.compute("a"), "s")
