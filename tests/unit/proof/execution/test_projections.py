@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.catalog import default_catalog
 from perfsim.proof import operations
-from perfsim.proof.operations import Node, Tape, _every_second
+from perfsim.proof.operations import _every_second
 from perfsim.proof.parameters import Place, Share
 from perfsim.proof.prove import Subject
 from perfsim.work.kernels import LayerSlice
@@ -34,18 +33,6 @@ def test_every_second_product_is_kept_of_those_that_the_memory_counts(
         parts = [name for name in widths if names.get(name, name) == {"qkv": "value"}.get(product, product)]
         counted = sum(widths[name] for name in parts if name in kept)
         assert not parts or share == pytest.approx(counted / sum(widths[name] for name in parts))
-
-
-def test_a_product_that_was_kept_is_not_computed_again() -> None:
-    rng = np.random.default_rng(0)
-    w = {"fc1": rng.standard_normal((3, 4)), "fc1_bias": rng.standard_normal(4)}
-    made = np.ones((1, 2, 4))
-    share = Share(default_catalog().model("gpt3_20b"), 2)
-    again = Tape({}, share, {"fc1": made}).product(Node(np.ones((1, 2, 3))), "fc1")
-    assert again.value is made
-    assert Tape(w, share).product(Node(np.ones((1, 2, 3))), "fc1").value[0, 0] == pytest.approx(
-        w["fc1"].sum(axis=0) + w["fc1_bias"]
-    )
 
 
 @pytest.mark.parametrize(

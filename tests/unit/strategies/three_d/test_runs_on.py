@@ -43,11 +43,6 @@ def test_the_tool_of_the_runtime_limits_the_space_by_itself() -> None:
     assert Limits("megatron", "2024-01") == asked().job.runtime.limits
 
 
-def test_a_given_layout_is_answered_whatever_runs_it() -> None:
-    given = asked(layout="dp=16,mbs=1,zero=3")
-    assert given.chosen.plan(given.job, given.topology, given.given_layout).layout.zero_stage == 3
-
-
 def test_a_question_without_a_plan_says_that_the_tool_limits_it() -> None:
     with pytest.raises(PlanError, match="--runs-on any") as refused:
         Search(asked(strategy="zero3"))
