@@ -23,6 +23,7 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from perfsim.base.files import write_file
 from perfsim.report.draw import scale
 from perfsim.report.table import Table, markdown_text
+from perfsim.report.text import unbroken
 from perfsim.version import __version__
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def template(name: str) -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["linked"] = _linked
+    environment.filters.update(linked=_linked, unbroken=unbroken)
     return environment.get_template(name)
 
 

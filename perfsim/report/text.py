@@ -246,7 +246,12 @@ MAX_PROSE = 100
 """Longer lines of prose are hard to read."""
 UNITS = (*(short for short, *_ in TIME_UNITS), "%", "GB", "GiB", "billion")
 _MEASURE = re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, UNITS))})(?!\w))")
-"""The space between a number and its unit, at which no line is broken."""
+"""The space between a number and its unit."""
+
+
+def unbroken(words: str) -> str:
+    """Words whose lines do not break between a number and its unit."""
+    return _MEASURE.sub("\u00a0", words)
 
 
 def terminal_width() -> int:
@@ -259,8 +264,7 @@ def paragraphs(*prose: str, width: int = 0, indent: str = "") -> list[str]:
     most = min(width or terminal_width(), MAX_PROSE)
     lines = []
     for words in prose:
-        joined = _MEASURE.sub("\u00a0", words)
-        wrapped = textwrap.wrap(joined, most, initial_indent=indent, subsequent_indent=indent)
+        wrapped = textwrap.wrap(unbroken(words), most, initial_indent=indent, subsequent_indent=indent)
         lines += [line.replace("\u00a0", " ") for line in wrapped]
     return lines
 

@@ -116,3 +116,9 @@ def test_what_a_verification_got_wrong_is_named_on_page_and_terminal(result: Stu
     said = "WRONG (mlp.up of stage 1)"
     assert said in " ".join(study_lines(known))
     assert any(said in section.lead for section in study_page(known).sections)
+
+
+def test_no_line_of_an_answer_breaks_between_a_number_and_its_unit() -> None:
+    page = Page("Which?", [], headline="Sure with 95 % after 28.8 days", verdict="In 2 s")
+    assert "Sure with 95\u00a0% after 28.8\u00a0days" in page.html()
+    assert "In 2\u00a0s" in page.html()
