@@ -233,7 +233,9 @@ SCREENED = (
 
 def process_s(command: Sequence[str], cache: Path) -> float:
     """Processor seconds of one process, which keeps compiled modules in this folder; it must not fail."""
-    environment = os.environ | {"PYTHONPYCACHEPREFIX": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
+    # Else importing NumPy alone starts threads that take processor time, which perfsim does not do.
+    kept = {"PYTHONPYCACHEPREFIX": str(cache), "PYTHONDONTWRITEBYTECODE": "", "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | kept
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(
         [sys.executable, *command], check=False, capture_output=True, text=True, env=environment
