@@ -34,7 +34,7 @@ MOST_OF_OTHERS = 100_000
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_winner_and_its_rivals_take_the_same_bits_with_either_engine(name: str) -> None:
-    undisturbed = [row for row in run_study(load_study(name)).candidates if row.run.disturbed is None]
+    undisturbed = [row for row in run_study(load_study(name)).candidates if row.run.perturbed is None]
     winner, *rivals = sorted(undisturbed, key=lambda row: row.time_to_accuracy_s)
     assert is_followed_alike(winner.run, MOST_TASKS, winner.strategy)
     for rival in rivals:
