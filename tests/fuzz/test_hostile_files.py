@@ -217,7 +217,7 @@ def arguments_of(target: str, text: str) -> tuple[Sequence[str], str]:
             return (*step, *XL, "--system", "INPUT"), ""
         case "hardware/wall_clocks":
             machine = "3d, system: dgx-a100-80gb, devices: [8]"
-            if "system_kind: wafer" in text:
+            if re.search("system_kind: wafer|extends: cs-", text):
                 machine = "weight-streaming, system: cs-2, devices: [1]"
             study = (
                 "title: t\nquestion: q\nmodel: gpt3_xl\nrecipe: gpt3_20b_chinchilla\nbatch_sizes: [16]\n"

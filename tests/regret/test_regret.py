@@ -230,7 +230,7 @@ def test_the_pick_is_the_best_of_a_wide_search_or_nearly() -> None:
     worst = int(regrets.argmax())
     assert regrets[worst] <= 0.02, f"{cases[worst]}: {answers[worst].pick}, not {answers[worst].best}"
     errors = np.concatenate([answer.errors for answer in answers])
-    assert np.median(np.abs(errors)) <= 0.012, "of joined passes the closed form leaves chains of turns out"
+    assert np.median(np.abs(errors)) <= 0.013, "of joined passes the closed form leaves chains of turns out"
 
 
 HEAD = """# Regret of the planner

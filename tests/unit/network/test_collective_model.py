@@ -290,3 +290,11 @@ def test_what_is_late_on_the_way_adds_to_a_send_and_nothing_inside_a_node_is_sen
     late = replace(CollectiveModel.of_node(node()), late_s=(0.0, 5e-6))
     assert late.seconds("send_recv", 1.0, Group.even(1, 2)).total_s == pytest.approx(25e-6, rel=1e-3)
     assert late.seconds("all_to_all", 8.0, Group.inside_node(8), 2).total_s < 20e-6
+
+
+def test_what_is_late_inside_a_node_adds_to_each_step_of_a_ring_and_to_both_ways_of_a_switch() -> None:
+    ring = replace(CollectiveModel.of_node(node(calibrated=False)), late_s=(3e-6, 0.0))
+    assert ring.seconds("all_reduce", 1.0, Group.inside_node(2)).total_s == pytest.approx(8e-6, rel=1e-3)
+    switch = replace(with_switches(inside=274e9), late_s=(3e-6, 0.0))
+    spread = switch.seconds("all_reduce", 1.0, Group.inside_node(8)).total_s
+    assert spread == pytest.approx(5e-6 + 2 * 3e-6, rel=1e-3)
