@@ -211,6 +211,8 @@ STARTS = (
     "`run` and `plan`"
 )
 CAUSES = {
+    "run, one layout of 175B on 512": "half of the time is SimPy's, which follows every task of the "
+    "reported step",
     "plan, 20B on 128": f"45 % of the time is the start: {STARTS}; 15 % screens layouts, 10 % follows the "
     "passes of 830, 25 % writes 15 graphs and simulates",
     "plan, 175B on 1,024": "40 % writes 15 graphs and simulates, 20 % follows the passes of 850 layouts, "
