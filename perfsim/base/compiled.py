@@ -48,9 +48,9 @@ def _laid(value: Any) -> tuple[str, bytes]:
         flags = value.flags
         order = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
         kind = f"{value.dtype.char}{value.ndim}{order}{'' if flags.writeable else 'r'}"
-        place = value.__array_interface__["data"][0]
+        address = value.__array_interface__["data"][0]
         shape = (*value.shape, *value.strides)
-        return kind, array("q", (0, 0, value.size, value.itemsize, place, *shape)).tobytes()
+        return kind, array("q", (0, 0, value.size, value.itemsize, address, *shape)).tobytes()
     return "i", array("q", (value,)).tobytes()
 
 

@@ -183,8 +183,8 @@ REMOVALS = (
         {"group": lambda _: lambda ranks: Group.inside_node(ranks.size)},
     ),
     _Removal("data-parallel and FSDP traffic", works=("data_communication",), constants=_BRIDGE),
-    _Removal("bridge of partial nodes", "every rank beside its NIC", {"collectives": _no_bridge}, _BRIDGE),
-    _Removal("compute beside communication", "no slower", alone=True),
+    _Removal("bridge of partial nodes", "every rank next to its NIC", {"collectives": _no_bridge}, _BRIDGE),
+    _Removal("compute next to communication", "no slower", alone=True),
     _Removal("stage-to-stage transfers", works=("pipeline.send",)),
     _Removal(
         "host-launch floor",

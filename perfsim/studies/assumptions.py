@@ -102,8 +102,10 @@ def assumptions_of(spec: StudySpec) -> tuple[Assumption, ...]:
         system = known.candidate.system
         software = machine_of(system).software(system, known.runtime)
         day = spec.equal_day if spec.as_of == EQUAL else spec.as_of
-        day = f"as of {day}" if day else "named by the question, its recipe or the rule"
-        assumptions.append(Assumption(f"system {system.name}", "software", software.name, day, "assumption"))
+        chosen = f"as of {day}" if day else "named by the question, its recipe or the rule"
+        assumptions.append(
+            Assumption(f"system {system.name}", "software", software.name, chosen, "assumption")
+        )
         assumptions += _described(catalog, "system", system)
         assumptions += _described(catalog, "device", system.device)
         if system.device.calibration is not None:

@@ -224,7 +224,7 @@ CAUSES = {
 }
 """What takes the time of a verb; the others mostly start."""
 STRAGGLER = (
-    "2.7 x as many tasks are written, those of 64 ranks that the slow one makes unlike others; one third of "
+    "2.7 x as many tasks are written, since the slow rank makes 64 ranks unlike the others; one third of "
     "the time unfolds them and finds the links of their groups"
 )
 SCREENED = (

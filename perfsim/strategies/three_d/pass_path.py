@@ -240,8 +240,8 @@ def _follow(
 
     `how` says the row of `passes`, which pass reduces layers (0: none) under ZeRO 2, whether parameters are
     sharded, and whether reductions overlap. `reached` is the next pass of every rank; `clocks` are named
-    below, and the first three begin when their rank does. `arrivals` are those of the output of every pass
-    where it is read; below 0: not yet.
+    below, and the first three begin when their rank does. `arrivals` is when the
+    output of every pass arrives where it is read; below 0: not yet.
     """
     start, which, stage, microbatch, joined, shape = order
     row, reduces, sharded, overlaps = how
