@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from perfsim.api.questions import Named, Reported, Rows, names_of, values_of
 from perfsim.base.errors import InputError, within_floats
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.convergence.time_to_accuracy import RatioBand
+from perfsim.convergence.uncertain import Spread
 from perfsim.prediction.question import Verify
 from perfsim.prediction.verification import must_be_right
 from perfsim.report.text import layout_short
@@ -97,7 +97,7 @@ class StudyAnswer(StudyResult, Reported):
         """The candidate that is first on the wall."""
         return called(self.decision.first, self.candidates)
 
-    def ratio(self, candidate: str, over: str = "") -> RatioBand:
+    def ratio(self, candidate: str, over: str = "") -> Spread:
         """The time of one candidate over the time of another, with its 90 % band.
 
         Without `over` it is over the first, on the wall and from the draws of the decision; else of healthy
@@ -107,8 +107,7 @@ class StudyAnswer(StudyResult, Reported):
         first = called(over, self.candidates) if over else self.best
         row = called(candidate, self.candidates)
         if first is self.best:
-            ratio = self.decision.of(row.label).ratio
-            return RatioBand(ratio.typical, ratio.low, ratio.high)
+            return self.decision.of(row.label).ratio
         return ratio_of(row, first)
 
     @property

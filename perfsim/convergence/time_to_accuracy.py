@@ -20,6 +20,7 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.convergence.critical_batch import CriticalBatch, steps
+from perfsim.convergence.uncertain import Spread
 
 WEAK_BELOW = 0.2
 STRONG_ABOVE = 0.5
@@ -35,15 +36,6 @@ _REGIMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class RatioBand:
-    """TTA of one machine over another's, with its 90 % band."""
-
-    ratio: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class EqualDevices:
     """A number of devices with its 90 % band; an end is None where no tried number reaches it."""
 
@@ -52,7 +44,7 @@ class EqualDevices:
     high: float | None
 
     @classmethod
-    def of(cls, ratios: Sequence[tuple[int, RatioBand]]) -> Self:
+    def of(cls, ratios: Sequence[tuple[int, Spread]]) -> Self:
         """Where a machine's time over a rival's is 1, from the ratios at ascending numbers of devices."""
 
         def crossing(end: str) -> float | None:
@@ -64,7 +56,7 @@ class EqualDevices:
             fewer, more = (math.log(count) for count, _ in ratios[at - 1 : at + 1])
             return math.exp(np.interp(0.0, (logs[at], logs[at - 1]), (more, fewer)))
 
-        return cls(crossing("low"), crossing("ratio"), crossing("high"))
+        return cls(crossing("low"), crossing("typical"), crossing("high"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +167,7 @@ class TimeToAccuracy:
             f"batch: {steps_ratio:.3f} times the steps, {tokens_ratio:.3f} times the tokens"
         )
 
-    def ratio_to(self, other: TimeToAccuracy, *, same_machine: bool = False) -> RatioBand:
+    def ratio_to(self, other: TimeToAccuracy, *, same_machine: bool = False) -> Spread:
         """Its time over another one with the 90 % band; InputError if targets or laws differ."""
         if self.critical != other.critical or self.d_min_tokens != other.d_min_tokens:
             raise InputError("two times to accuracy compare only at one target and one critical batch")
@@ -193,7 +185,7 @@ class TimeToAccuracy:
         shifts = [self.shift(b_crit) - other.shift(b_crit) for b_crit in ends]
         low = ratio * math.exp(-math.hypot(min(0.0, *shifts), step))
         high = ratio * math.exp(math.hypot(max(0.0, *shifts), step))
-        return RatioBand(ratio, low, high)
+        return Spread(ratio, low, high)
 
 
 def split_speedup(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
+from typing import Self
 
 import numpy as np
 
@@ -16,6 +17,29 @@ Z_90 = NormalDist().inv_cdf(0.95)
 """Half-width of a 90 % range in standard deviations."""
 Place = Callable[[str], Values]
 """By the name of an input: standard deviations from its typical value. Inputs of one name move together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A typical value with its 90 % interval."""
+
+    typical: float
+    """Value with every input as given."""
+    low: float
+    """5th percentile."""
+    high: float
+    """95th percentile."""
+
+    @classmethod
+    def of(cls, values: Values, typical: float) -> Self:
+        """A typical value with the interval of drawn ones."""
+        low, high = np.quantile(values, [0.05, 0.95])
+        return cls(typical, float(low), float(high))
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """The 90 % interval."""
+        return self.low, self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +98,3 @@ class Draws:
 @cache
 def _quantiles(count: int) -> Floats:
     return np.array([NormalDist().inv_cdf((number + 0.5) / count) for number in range(count)])
-
-
-def interval(values: Floats) -> tuple[float, float]:
-    """The 5th and the 95th percentile."""
-    low, high = np.quantile(values, [0.05, 0.95])
-    return float(low), float(high)

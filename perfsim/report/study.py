@@ -10,6 +10,7 @@ from typing import Any
 
 from perfsim.base.groups import listed
 from perfsim.base.text import MISSING
+from perfsim.convergence.uncertain import Spread
 from perfsim.prediction.caveats import CODES, Concern
 from perfsim.report import study_figures, text
 from perfsim.report.page import Page, Section, caveats_section, slugify
@@ -423,7 +424,7 @@ def _like_with_like(result: answers.StudyResult) -> Iterator[Section]:
     yield Section("Like with like", lead, table=table, slug="like-with-like", level=3)
 
 
-def _spread(spread: answers.Spread | None) -> Cell:
+def _spread(spread: Spread | None) -> Cell:
     return Cell(NOT_GIVEN) if spread is None else Cell(spread.typical, spread.band)
 
 

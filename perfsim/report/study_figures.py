@@ -11,11 +11,12 @@ import plotly.graph_objects as go
 
 from perfsim.base.errors import InputError
 from perfsim.base.groups import listed
+from perfsim.convergence.uncertain import Spread
 from perfsim.costs.memory import MemoryUse
 from perfsim.report import draw, text
 from perfsim.report.page import Section
 from perfsim.report.table import Cell, Table
-from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread, StudyResult
+from perfsim.studies.answers import Answer, Decision, Eras, Lever, StudyResult
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.timeline import TimelineBar, grouped
 from perfsim.work.graph import compute_stream, computes

@@ -20,7 +20,7 @@ from perfsim.base.errors import InputError, LimitError
 from perfsim.base.groups import listed
 from perfsim.base.text import did_you_mean
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.convergence.uncertain import Uncertain
+from perfsim.convergence.uncertain import Spread, Uncertain
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import CODES, Caveat
@@ -301,23 +301,6 @@ def settings_text(settings: Circumstances) -> str:
 
 
 # Decisions: when, how much, how sure, and what would change it.
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A typical value with its 90 % interval."""
-
-    typical: float
-    """Value with every input as given."""
-    low: float
-    """5th percentile."""
-    high: float
-    """95th percentile."""
-
-    @property
-    def band(self) -> tuple[float, float]:
-        """The 90 % interval."""
-        return self.low, self.high
 
 
 @dataclass(frozen=True, slots=True)

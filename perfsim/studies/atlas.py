@@ -209,7 +209,7 @@ def _places(
         model = first.study.model
         size = float(parameters(model).total)
         names = called[first.strategy, first.system], called[rival.strategy, rival.system]
-        return Place(reading, model.name, size, level, *names, ratio, ratio >= band.ratio / band.low)
+        return Place(reading, model.name, size, level, *names, ratio, ratio >= band.typical / band.low)
 
     if upward:
         level = float(group[0].first.settings[upward])

@@ -23,8 +23,8 @@ from perfsim.base.units import TIME_UNITS
 from perfsim.convergence.bill import Bill, Rates
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
 from perfsim.convergence.laws import KAPLAN
-from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
-from perfsim.convergence.uncertain import Z_90, Draws, Place, Uncertain, Values, interval, one_at, typical
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.convergence.uncertain import Z_90, Draws, Place, Spread, Uncertain, Values, one_at, typical
 from perfsim.convergence.wall_clock import HealthyRun, inputs_of
 from perfsim.machines.machine import Part
 from perfsim.prediction.dates import choices, measured_days, newest_part
@@ -42,7 +42,6 @@ from perfsim.studies.answers import (
     Outcome,
     PointResult,
     Production,
-    Spread,
 )
 from perfsim.studies.batches import Target, counted
 from perfsim.studies.spec import Point, StudySpec
@@ -53,10 +52,10 @@ def _plan_of(row: Answer) -> str:
     return str([row.system, row.num_devices, row.global_batch_size, row.layout, row.step_time_s])
 
 
-def ratio_of(row: Answer, first: Answer) -> RatioBand:
+def ratio_of(row: Answer, first: Answer) -> Spread:
     """The 90 % band of the ratio of two times; on one system a part of the step-time error cancels."""
     if row.time is first.time or _plan_of(row) == _plan_of(first):
-        return RatioBand(1.0, 1.0, 1.0)
+        return Spread(1.0, 1.0, 1.0)
     return row.time.ratio_to(first.time, same_machine=row.system == first.system)
 
 
@@ -205,7 +204,7 @@ class Option:
     def spread(self, name: str) -> Spread | None:
         """One of the bill's figures; None where an input is not given."""
         values = getattr(self.bill, name)
-        return None if values is None else _spread(values, float(getattr(self.typical_bill, name)))
+        return None if values is None else Spread.of(values, float(getattr(self.typical_bill, name)))
 
 
 def option_of(point: PointResult, plan: str = "", draws: int = 0) -> Option:
@@ -276,8 +275,8 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
     outcomes = tuple(
         Outcome(
             label=option.label,
-            steps_s=_spread(option.steps_s(option.draws), float(option.steps_s(typical))),
-            wall_s=_spread(option.drawn_s, option.typical_s),
+            steps_s=Spread.of(option.steps_s(option.draws), float(option.steps_s(typical))),
+            wall_s=Spread.of(option.drawn_s, option.typical_s),
             basis=option.basis,
             device_hours=option.spread("device_hours") or Spread(math.nan, math.nan, math.nan),
             energy_kwh=option.spread("energy_kwh"),
@@ -301,7 +300,7 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
         levers = _levers(first, rival, Option.wall_s)
         if first.bill.money is not None and rival.bill.money is not None:
             at_middle = float(rival.money(typical) / first.money(typical))
-            money_ratio = _spread(rival.bill.money / first.bill.money, at_middle)
+            money_ratio = Spread.of(rival.bill.money / first.bill.money, at_middle)
             money_levers = _levers(first, rival, Option.money)
     return Decision(
         seed=first.draws.seed,
@@ -324,7 +323,7 @@ def _wall_ratio(option: Option, first: Option) -> Spread:
     """The time on the wall of one option over the time of another, without the luck of seeds."""
     if option.plan == first.plan:
         return Spread(1.0, 1.0, 1.0)
-    return _spread(option.expected_s / first.expected_s, option.typical_s / first.typical_s)
+    return Spread.of(option.expected_s / first.expected_s, option.typical_s / first.typical_s)
 
 
 def _turning(first: Option, against: Sequence[Option], names: Sequence[str], draws: Draws) -> float:
@@ -335,10 +334,6 @@ def _turning(first: Option, against: Sequence[Option], names: Sequence[str], dra
 
     earlier = [option.wall_s(place) < first.wall_s(place) for option in against]
     return float(np.mean(np.any(np.broadcast_arrays(*earlier), axis=0))) if earlier else 0.0
-
-
-def _spread(values: Floats, middle: float) -> Spread:
-    return Spread(middle, *interval(np.broadcast_to(values, np.shape(values) or (1,))))
 
 
 def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], Floats]) -> tuple[Lever, ...]:
@@ -377,10 +372,10 @@ def _break_even(options: Sequence[Option], first: Option) -> tuple[BreakEven, ..
     for one, other in (pair for rival in rivals for pair in ((first, rival), (rival, first))):
         hours = one.bill.device_hours
         at_middle = one.typical_bill.device_hours
-        ratio = _spread(other.bill.device_hours / hours, float(other.typical_bill.device_hours / at_middle))
+        ratio = Spread.of(other.bill.device_hours / hours, float(other.typical_bill.device_hours / at_middle))
         price = None
         if other.bill.money is not None and other.typical_bill.money is not None:
-            price = _spread(other.bill.money / hours, float(other.typical_bill.money / at_middle))
+            price = Spread.of(other.bill.money / hours, float(other.typical_bill.money / at_middle))
         even.append(BreakEven(one.label, other.label, ratio, price))
     return tuple(even)
 

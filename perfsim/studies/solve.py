@@ -30,7 +30,7 @@ from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity
 from perfsim.catalog import Catalog
 from perfsim.convergence.bill import HOUR_S, JOULES_A_KWH
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.convergence.uncertain import Place, typical
+from perfsim.convergence.uncertain import Place, Spread, typical
 from perfsim.network import FatTree
 from perfsim.prediction.question import ASKED, question_of
 from perfsim.specs.layout import text_of, written
@@ -542,9 +542,8 @@ class _Search:
         wanted = {*(asked.quantity for asked in self.conditions), self.minimise}
         for name, typically in _amounts(points[""], options[""], typical).items():
             if name in wanted or (name in ALSO and typically is not None):
-                low, high = np.quantile(amount(name, "", draws), [0.05, 0.95])
                 made.quantities[name] = float(typically)
-                made.bands[name] = (float(low), float(high))
+                made.bands[name] = Spread.of(amount(name, "", draws), typically).band
         return made
 
     def _stepped(self, index: int, step: float) -> int:

@@ -183,7 +183,7 @@ class Match:
         return cls(
             rival,
             series,
-            fewest=next((point for point, ratio in ratios if ratio.ratio <= 1), None),
+            fewest=next((point for point, ratio in ratios if ratio.typical <= 1), None),
             possibly=next((point.num_devices for point, ratio in ratios if ratio.low <= 1), None),
             surely=next((point.num_devices for point, ratio in ratios if ratio.high <= 1), None),
             equal=EqualDevices.of([(point.num_devices, ratio) for point, ratio in ratios]),

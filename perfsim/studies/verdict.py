@@ -6,7 +6,8 @@ from dataclasses import astuple
 from operator import itemgetter
 
 from perfsim.base.text import number
-from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread
+from perfsim.convergence.uncertain import Spread
+from perfsim.studies.answers import Answer, Decision, Eras, Lever
 from perfsim.studies.decision import SPEED, amount, chance, duration, verb
 
 

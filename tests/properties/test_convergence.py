@@ -71,8 +71,8 @@ def test_a_ratio_and_its_inverse_have_inverse_bands(
     a, b = (TimeToAccuracy(batch, step_s, 1e11, critical, error) for batch, step_s, error in (one, other))
     forward = a.ratio_to(b)
     backward = b.ratio_to(a)
-    assert forward.low <= forward.ratio * (1 + 1e-12)
-    assert forward.ratio <= forward.high * (1 + 1e-12)
+    assert forward.low <= forward.typical * (1 + 1e-12)
+    assert forward.typical <= forward.high * (1 + 1e-12)
     assert (forward.low, forward.high) == pytest.approx((1 / backward.high, 1 / backward.low))
 
 

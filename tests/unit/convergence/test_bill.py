@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.base.units import YEAR_S
 from perfsim.convergence.bill import HOUR_S, Rates
-from perfsim.convergence.uncertain import Z_90, Draws, Uncertain, interval, one_at, typical
+from perfsim.convergence.uncertain import Z_90, Draws, Spread, Uncertain, one_at, typical
 from perfsim.specs.hardware import PowerSpec, SystemSpec
 from perfsim.specs.prices import Prices, PriceSpec
 
@@ -61,7 +61,7 @@ def test_a_range_of_the_price_is_the_range_of_the_money() -> None:
     price = PriceSpec.model_validate({"device_hour": {"low": 4.0, "typical": 5.0, "high": 8.0}})
     money = replace(RATES, prices=priced(price)).bill(DAY, Draws(seed=0, count=5000)).money
     assert money is not None
-    assert interval(money) == pytest.approx((384 * 4.0, 384 * 8.0), rel=0.01)
+    assert Spread.of(money, 0.0).band == pytest.approx((384 * 4.0, 384 * 8.0), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_ends_and_middle_are_met_and_drawn(ends: tuple[float, float, float]) -> 
     entry = Uncertain("x", *ends, "")
     assert entry.at(np.array([-Z_90, 0.0, Z_90])) == pytest.approx(ends)
     assert entry.at(-9.0) >= 0.0
-    low, high = interval(entry.at(Draws(seed=1, count=20_000)("x")))
+    low, high = Spread.of(entry.at(Draws(seed=1, count=20_000)("x")), 0.0).band
     assert (low, high) == pytest.approx((ends[0], ends[2]), rel=0.01, abs=0.01)
 
 
@@ -93,7 +93,7 @@ def test_equal_names_are_the_same_draws_and_others_independent_and_combine_in_qu
     factors = (Uncertain("a", 1 / 1.3, 1.0, 1.3, ""), Uncertain("b", 1 / 1.5, 1.0, 1.5, ""))
     product = math.prod(factor.at(draws(factor.name)) for factor in factors)
     width = math.exp(math.hypot(math.log(1.3), math.log(1.5)))
-    assert interval(product) == pytest.approx((1 / width, width), rel=0.01)
+    assert Spread.of(product, 0.0).band == pytest.approx((1 / width, width), rel=0.01)
 
 
 def test_one_input_is_moved_and_the_others_stay() -> None:

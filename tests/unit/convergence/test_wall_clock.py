@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from perfsim.base.units import DAY_S
 from perfsim.catalog import default_catalog
 from perfsim.convergence import wall_clock
-from perfsim.convergence.uncertain import Draws, interval, typical
+from perfsim.convergence.uncertain import Draws, Spread, typical
 from perfsim.engine.failures import exponential_failures, run_with_failures, simulated
 from perfsim.specs.wall_clock import FailureDomain, NumberRange, SecondsRange, SlowingRange, WallClockSpec
 
@@ -102,7 +102,7 @@ def test_draws_of_the_wall_clock_hold_its_typical_value_between_its_ends() -> No
     time_s = np.asarray(RUN.time_s)
     *_, total = RUN.parts(clock())
     assert float(RUN.wall_s(clock(), time_s, typical)) == pytest.approx(total.typical_s)
-    low, high = interval(RUN.wall_s(clock(), time_s, Draws(seed=0, count=2000)))
+    low, high = Spread.of(RUN.wall_s(clock(), time_s, Draws(seed=0, count=2000)), 0.0).band
     assert total.low_s < low < total.typical_s < high < total.high_s
 
 

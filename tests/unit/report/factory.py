@@ -7,13 +7,13 @@ from math import inf
 
 from perfsim.catalog import default_catalog
 from perfsim.convergence.bill import Rates
-from perfsim.convergence.uncertain import Draws
+from perfsim.convergence.uncertain import Draws, Spread
 from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.report.page import Section
 from perfsim.report.study import study_page
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import Prices
-from perfsim.studies.answers import Answer, Assumption, Decision, Spread, StudyResult, named
+from perfsim.studies.answers import Answer, Assumption, Decision, StudyResult, named
 from perfsim.studies.decision import Option, decide
 from perfsim.studies.loading import study_from
 from perfsim.studies.runner import run_study

@@ -52,4 +52,4 @@ def test_head_table_page_json_and_repr_have_the_same_probability_days_and_ratio(
     answer = StudyAnswer(**values_of(known))
     assert repr(answer) == f"<study gpt3_20b: {said}>"
     assert answer.best.label == decision.first
-    assert answer.ratio(rival.label).ratio == rival.ratio.typical
+    assert answer.ratio(rival.label) == rival.ratio

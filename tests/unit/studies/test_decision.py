@@ -89,7 +89,7 @@ def test_the_ratio_and_its_probability_are_those_of_the_closed_form() -> None:
     band = second.time.ratio_to(first.time)
     width = math.log(band.high / band.low) / 2 / NormalDist().inv_cdf(0.95)
     assert decision.sure == decision.outcomes[0].first
-    assert decision.sure == pytest.approx(NormalDist().cdf(math.log(band.ratio) / width), abs=0.01)
+    assert decision.sure == pytest.approx(NormalDist().cdf(math.log(band.typical) / width), abs=0.01)
 
 
 def test_what_two_candidates_of_one_machine_share_cancels() -> None:

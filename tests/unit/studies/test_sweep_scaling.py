@@ -11,7 +11,8 @@ import pytest
 from perfsim.base.errors import PlanError
 from perfsim.base.text import number
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
-from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.convergence.uncertain import Spread
 from perfsim.prediction.question import Question
 from perfsim.report.sweep import sweep_document, sweep_page
 from perfsim.studies.answers import PointResult, Production
@@ -106,8 +107,8 @@ def test_equal_time_is_asked_both_ways_with_its_band(result: SweepResult) -> Non
 # Machines that finish on the same day, and the best batch that is inside the batches tried.
 
 
-def band(ratio: float, error: float = 1.25) -> RatioBand:
-    return RatioBand(ratio, ratio / error, ratio * error)
+def band(ratio: float, error: float = 1.25) -> Spread:
+    return Spread(ratio, ratio / error, ratio * error)
 
 
 def test_equal_devices_follow_ideal_scaling_and_an_end_that_is_not_reached_is_none() -> None:
