@@ -50,6 +50,7 @@ ERAS = (("2023-07", "llm_2024"), ("", "llm_2021"))
 USUAL = "usual"
 """The runtime of a recipe that leaves the choice to the rule of `perfsim.specs.stacks`."""
 _SHARDED = re.compile(r"\bzero(?:_stage)?=[23]")
+_SPLIT = re.compile(r"\b(?:tp|tensor|pp|pipeline|cp|context)=(?!1\b)")
 
 
 def usual_recipe(model: TransformerConfig) -> str:
@@ -305,6 +306,14 @@ class Question:
         return not (self.runs_on or self.as_of) and bool(stage or fixed)
 
     @property
+    def is_split(self) -> bool:
+        """Whether its layout splits layers, sequences or the model's depth between GPUs."""
+        layout = self.layout
+        if isinstance(layout, str):
+            return bool(_SPLIT.search(layout))
+        return max(getattr(layout, degree, 1) for degree in ("tensor", "context", "pipeline")) > 1
+
+    @property
     def with_sharded_runtime(self) -> Question | None:
         """The same with the runtime of ZeRO 2 and 3, where the rule chose one for ZeRO 0 and 1; else None."""
         by_rule = (self.runtime or self.recipe.runtime).name == USUAL
@@ -474,7 +483,7 @@ def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
     precision = question.recipe.precision
     recent = usual_recipe(question.model) == ERAS[0][1]
     fused = recent or (question.machine.has_host(question.system) and not of_2021(device))
-    usually = partial(usual_stack, device, precision, fused=fused, recent=recent)
+    usually = partial(usual_stack, device, precision, fused=fused, split=question.is_split, recent=recent)
     framework = usually(sharded=sharded).framework
     catalog = default_catalog()
     # A tool that is asked for has its own runtime, where one was measured.

@@ -43,16 +43,18 @@ def usual_stack(
     *,
     sharded: bool,
     fused: bool,
+    split: bool = False,
     compiled: bool = False,
     graphed: bool = False,
     overlaps: bool = False,
     recent: bool = False,
 ) -> Stack:
-    """The stack that runs a layout: `sharded` at ZeRO 2 or 3, `graphed` in a CUDA graph or in groups.
+    """The stack that runs a layout: `sharded` at ZeRO 2 or 3, `split` by tensors, context or a pipeline too.
 
     `device` is its name or its generation, which a device of the user has of the one that it extends.
-    `compiled` and `overlaps` say that torch.compile or overlapped tensor communication is spoken of, `recent`
-    that the month is known, and July 2023 or later. The first row that holds decides.
+    `compiled`, `overlaps` and `graphed` say that torch.compile, overlapped tensor communication, and CUDA
+    graphs or shard groups are spoken of, `recent` that the month is known, and July 2023 or later. The first
+    row that holds decides.
     """
     row = PRECISIONS.get(precision)  # another name is refused later
     narrow = row is not None and row.is_narrow
@@ -61,6 +63,7 @@ def usual_stack(
         (sharded and compiled, "torchtitan", "compiled or async_tp is given"),
         (sharded and graphed, "maxtext-xla", "FSDP with cuda_graph or shard_group"),
         (sharded and narrow, "torchtitan", f"FSDP in {precision}"),
+        (sharded and fused and split, "torchtitan", "FSDP with tensor or context parallelism or a pipeline"),
         (sharded and fused, "fsdp-2023", "FSDP with fused attention"),
         (sharded, "megatron-2021", "standard attention"),
         (narrow or overlaps or graphed, "megatron-core-te", "8 bits or fewer, tp_comm_overlap or cuda_graph"),

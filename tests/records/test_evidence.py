@@ -23,6 +23,7 @@ from perfsim.evidence.cases import CaseRows, StepCase, published_cases
 from perfsim.evidence.collective_fit import link_calibration
 from perfsim.evidence.fitting import delivered, read_table
 from perfsim.evidence.gemm_fit import gpu_calibration
+from perfsim.evidence.left_out import LeftOut
 from perfsim.evidence.own_runs import fit_cluster, fit_convergence
 from perfsim.evidence.production import ScalingFile
 from perfsim.evidence.score import validate_cases, validate_file
@@ -219,6 +220,12 @@ def published(runs: Path) -> Sequence[StepCase]:
     return CaseRows.read(runs, StepCase, CATALOG).cases
 
 
+def bounded(row: LeftOut) -> LeftOut:
+    """A fit whose efficiencies are at most 1: without long steps, where they stop depends on the machine."""
+    capped = {name: min(1.0, value) for name, value in row.constants.items() if name.endswith("_efficiency")}
+    return replace(row, constants={**row.constants, **capped})
+
+
 def test_published_runs_are_scored_and_explained_as_they_were(
     published: Sequence[StepCase], recorded: Recorded, shown: Recorded, tmp_path: Path
 ) -> None:
@@ -231,7 +238,7 @@ def test_published_runs_are_scored_and_explained_as_they_were(
         "removed": {row.mechanism: [row.instead, row.summary, row.left_out] for row in accuracy.removed},
         "left out": accuracy.outside,
         "constants": [
-            [getattr(row, name) for name in told] for part in accuracy.leaving for row in part.rows
+            [getattr(bounded(row), name) for name in told] for part in accuracy.leaving for row in part.rows
         ],
         "record": record.record_of([result], {"gpu.yaml": accuracy.leaving[0]}),
     }

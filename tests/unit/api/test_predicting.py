@@ -165,6 +165,8 @@ def test_a_model_is_trained_as_models_of_its_age_were_unless_a_recipe_is_named(
         ({"layout": "dp=8,mbs=1,zero=2"}, "fsdp_2023"),
         ({"layout": {"data": 8, "zero_stage": 2}}, "fsdp_2023"),
         ({"layout": "dp=8,mbs=1,zero=1"}, "megatron_core"),
+        ({"layout": "tp=2,dp=4,mbs=1,zero=3"}, "torchtitan"),
+        ({"layout": {"pipeline": 2, "data": 4, "zero_stage": 2}}, "torchtitan"),
         ({"strategy": "zero3", "recipe.precision": "fp8"}, "torchtitan"),
         ({"system": "mi300x-192gb"}, "primus"),
         ({"system": "mi300x-192gb", "recipe": "llm_2024"}, "primus"),
