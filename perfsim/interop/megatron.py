@@ -24,6 +24,7 @@ from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, only, qk_norm
 from perfsim.specs.layout import RECOMPUTED, ParallelLayout, layers_of_stages, recompute_of
 from perfsim.specs.model import layer_kinds
+from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.trainers import TRAINERS, Limits
 from perfsim.strategies.schedules import JOINED
 
@@ -187,6 +188,8 @@ MODEL: tuple[Row, ...] = (
     *tool.experts(
         "num_experts num_moe_experts",
         Row.same("model.experts.top_k", "moe_router_topk", default=2),
+        # A softmax over one expert alone has no gradient.
+        Row.spelled("model.experts.top_k", "moe_router_pre_softmax", {1: True}),
         Row.same("model.experts.ffn_hidden_size", "moe_ffn_hidden_size"),
         Row.same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
         Row("model.expert_layers", "moe_layer_freq", _write_expert_layers, _expert_layers),
@@ -221,7 +224,10 @@ MODEL: tuple[Row, ...] = (
         lambda s: s.flag("add_bias_linear", "bias", default=not s.flag("disable_bias_linear")),
     ),
     Row(
-        "model.attention_bias", "add_qkv_bias", read=lambda s: s.ours["model.bias"] or s.flag("add_qkv_bias")
+        "model.attention_bias",
+        "add_qkv_bias",
+        only(lambda c: c.job.model.attention_bias and not c.job.model.bias),
+        lambda s: s.ours["model.bias"] or s.flag("add_qkv_bias"),
     ),
     Row("model.output_bias", read=lambda s: s.ours.get("model.bias")),
     Row.spelled(
@@ -234,9 +240,7 @@ MODEL: tuple[Row, ...] = (
         ),
     ),
     Row.lacks(
-        "model.attention_bias",
-        "biases of the linears of attention alone",
-        when=lambda c: not c.job.model.bias,
+        "model.attention_bias", "a bias of the attention's output alone", when=lambda c: not c.job.model.bias
     ),
     Row.lacks(
         "model.attention_bias",
@@ -378,6 +382,13 @@ def _precision(settings: Settings) -> str:
     return "bf16" if "bf16" in word else "fp16" if "16" in word else "fp32"
 
 
+def _scales(chosen: Chosen) -> str | None:
+    """The recipe of scales: delayed ones, the default, do not go with norms that are computed again."""
+    again = "layernorm" in MODULES.get(chosen.layout.recompute, ())
+    scaled = {ours: word for word, ours in SCALED.items()} | {"fp8": "tensorwise" if again else None}
+    return scaled.get(chosen.job.recipe.precision)
+
+
 def _reduced(settings: Settings) -> str | None:
     """Precision in which gradients are reduced: fp32, but in fp16 training only if a flag says so."""
     told = settings.text("main_grads_dtype", "grad_sync_dtype") in ("bf16", "torch.bfloat16")
@@ -421,6 +432,8 @@ def _connections(chosen: Chosen) -> str:
     layout = chosen.layout
     if layout.zero_stage in SHARDING:
         return "leave CUDA_DEVICE_MAX_CONNECTIONS unset (or above 1); "
+    if layout.schedule in JOINED.values():  # with 1 the exchange of rows waits for the other passes
+        return "export CUDA_DEVICE_MAX_CONNECTIONS=32; "
     return "export CUDA_DEVICE_MAX_CONNECTIONS=1; " if max(layout.tensor, layout.context) > 1 else ""
 
 
@@ -458,7 +471,7 @@ RECIPE: tuple[Row, ...] = (
         {"fp8": "hybrid", **dict.fromkeys(SCALED.values(), "e4m3")},
         _precision,
     ),
-    Row.spelled("recipe.precision", "fp8_recipe", {ours: word for word, ours in SCALED.items()}),
+    Row("recipe.precision", "fp8_recipe", _scales),
     Row.spelled("recipe.precision", "fp4_format fp4", {"nvfp4": "e2m1"}),
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
@@ -491,6 +504,17 @@ RECIPE: tuple[Row, ...] = (
     ),
     Row("runtime.overlap_param_gather", refusal=_gathers_alone),
     tool.TF32_PRODUCTS,
+    Row.refuses(
+        "recipe.precision",
+        "it trains experts in bf16 and narrower, not in {}",
+        unless={*PRECISIONS} - {*WIDE_OR_FP16},
+        when=lambda c: c.job.model.experts,
+    ),
+    Row.lacks(
+        "runtime.cuda_graph",
+        "recompute inside a CUDA graph of whole steps; it takes a release after Megatron-Core 0.15",
+        when=lambda c: c.layout.recompute != "none",
+    ),
     Row.lacks(
         "recipe.precision",
         "products in {}; bf16 is written",

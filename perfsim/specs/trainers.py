@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from perfsim.base.dates import existed
 from perfsim.specs.layout import AXES, OF_MODULES, RECOMPUTED, ParallelLayout, written
+from perfsim.specs.model import TransformerConfig
 
 ToolName = Literal[
     "megatron", "zero-bubble", "deepspeed", "neox", "torchtitan", "llm-foundry", "maxtext", "modelzoo"
@@ -262,13 +263,13 @@ class Limits:
         """The tool and the month, in words."""
         return TRAINERS[self.tool].title + (f" of {self.month}" if self.month else "")
 
-    def runs(self, layout: ParallelLayout, *, experts: bool = False) -> bool:
-        return not self.lacks(layout, experts=experts)
+    def runs(self, layout: ParallelLayout, model: TransformerConfig | None = None) -> bool:
+        return not self.lacks(layout, model)
 
-    def lacks(self, layout: ParallelLayout, *, experts: bool = False) -> list[str]:
-        """What it cannot run of a layout, of a model with `experts`; in words, empty where it runs it."""
-        divided = self.lacks_experts(layout) if experts else ""
-        lacking = [divided] if divided else []
+    def lacks(self, layout: ParallelLayout, model: TransformerConfig | None = None) -> list[str]:
+        """What it cannot run of a layout, of a model if one is given; in words, empty where it runs it."""
+        of_model = () if model is None else (self.lacks_experts(layout, model), lacks_ring(layout, model))
+        lacking = [text for text in of_model if text]
         if self.zero_stages is not None and layout.zero_stage not in self.zero_stages:
             stages = " and ".join(map(str, self.zero_stages))
             lacking.append(f"zero_stage {layout.zero_stage}: the rule for runtimes takes it for {stages}")
@@ -284,11 +285,18 @@ class Limits:
             lacking.append(f"{axis} {written(value)}: {[values, *refusals][-1]}")
         return lacking
 
-    def lacks_experts(self, layout: ParallelLayout) -> str:
+    def lacks_experts(self, layout: ParallelLayout, model: TransformerConfig) -> str:
         """Why it cannot divide the experts of a model so, in words; empty where it can."""
-        whole = layout.expert == 1 and layout.expert_tensor != layout.tensor
+        whole = model.experts is not None and layout.expert == 1 and layout.expert_tensor != layout.tensor
         words = f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts where expert is 1"
         return words if TRAINERS[self.tool].divides_experts and whole else ""
+
+
+def lacks_ring(layout: ParallelLayout, model: TransformerConfig) -> str:
+    """Why no tool has ranks in a ring for a model, in words; empty where some do."""
+    rings = layout.context > 1 and layout.context_exchange == "ring"
+    words = "context_exchange ring: the ring of no tool attends in a window; its values are all_to_all"
+    return words if rings and model.sliding_window is not None else ""
 
 
 def _in_use(layout: ParallelLayout, axis: str) -> bool:
@@ -298,6 +306,6 @@ def _in_use(layout: ParallelLayout, axis: str) -> bool:
     return axis not in FREE and getattr(layout, axis) != AXES[axis].default
 
 
-def that_run(layout: ParallelLayout) -> list[ToolName]:
-    """The tools whose newest release runs a layout."""
-    return [tool for tool in ON_GPUS if Limits(tool).runs(layout)]
+def that_run(layout: ParallelLayout, model: TransformerConfig | None = None) -> list[ToolName]:
+    """The tools whose newest release runs a layout, of a model if one is given."""
+    return [tool for tool in ON_GPUS if Limits(tool).runs(layout, model)]

@@ -36,7 +36,7 @@ from perfsim.specs.layout import OF_LATENTS, OF_MODULES, OFFLOADS, ParallelLayou
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Job
-from perfsim.specs.trainers import TRAINERS, Limits
+from perfsim.specs.trainers import TRAINERS, Limits, lacks_ring
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import ENDS, Division, Divisions, RankColumns, divided, kind_numbers
@@ -374,7 +374,8 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple
             continue
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
             layout = ParallelLayout(tensor, context=ranks, context_exchange=exchange, recompute=recompute)
-            if not any(DEGREE_RULES["context"](job, layout)):
+            runs = job.runtime.searched is None or not lacks_ring(layout, job.model)
+            if runs and not any(DEGREE_RULES["context"](job, layout)):
                 yield ranks, number
 
 
@@ -403,7 +404,7 @@ def _expert_degrees(
             held_bytes = experts_bytes / (pipeline * together)
             if not placed or (ranks < most and held_bytes > topology.system.device.memory.capacity):
                 continue
-            if limits is not None and limits.lacks_experts(legal):
+            if limits is not None and limits.lacks_experts(legal, job.model):
                 continue
             if not any(DEGREE_RULES["expert"](job, legal)):
                 yield ranks, shared

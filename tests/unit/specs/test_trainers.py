@@ -25,7 +25,7 @@ def test_every_published_run_is_legal_under_its_own_runtime() -> None:
             layout = question.given_layout
             if limits is not None and isinstance(layout, ParallelLayout):
                 number += 1
-                refused |= {case.id: lacks} if (lacks := limits.lacks(layout)) else {}
+                refused |= {case.id: lacks} if (lacks := limits.lacks(layout, question.job.model)) else {}
     assert refused == {}
     assert number > 300
 

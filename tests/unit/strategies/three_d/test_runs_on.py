@@ -31,8 +31,7 @@ def test_the_space_is_what_the_tool_runs_of_all_layouts(tool: Any, runtime: str,
     assert limits is not None
     assert limits.tool == tool
     everything = listed(asked(runtime=runtime, runs_on="any", model=model, devices=8, batch=16))
-    experts = question.model.experts is not None
-    assert listed(question) == {layout for layout in everything if limits.runs(layout, experts=experts)}
+    assert listed(question) == {layout for layout in everything if limits.runs(layout, question.model)}
     assert len(listed(question)) < len(everything)
 
 
