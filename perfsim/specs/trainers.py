@@ -4,13 +4,17 @@ A layout runs where every axis that is in use has a row of `TRAINERS` that holds
 wheel whose files have the setting, of the release's page, or of the paper that brought it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from perfsim.base.dates import existed
 from perfsim.specs.layout import AXES, OF_MODULES, RECOMPUTED, ParallelLayout, written
-from perfsim.specs.model import TransformerConfig
+
+if TYPE_CHECKING:
+    from perfsim.specs.model import TransformerConfig
 
 ToolName = Literal[
     "megatron", "zero-bubble", "deepspeed", "neox", "torchtitan", "llm-foundry", "maxtext", "modelzoo"
