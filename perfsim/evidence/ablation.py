@@ -23,12 +23,11 @@ from perfsim.costs.gpu import GpuCosts
 from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored
-from perfsim.machines.gpu_cluster import gpu_plan
+from perfsim.network import FatTree
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import GpuCalibration
 from perfsim.specs.precisions import Precision
-from perfsim.strategies import Plan
 from perfsim.work import WAIT_OF_HOST, TaskGraph
 from perfsim.work.kernels import Kernel
 
@@ -73,8 +72,8 @@ class _Removal:
 class _WithoutMechanism(GpuCosts):
     """The prices of a plan without one mechanism."""
 
-    def __init__(self, plan: Plan, removal: _Removal) -> None:
-        super().__init__(gpu_plan(plan).topology, plan.job.recipe)
+    def __init__(self, placed: PlacedCase, removal: _Removal) -> None:
+        super().__init__(placed.on(FatTree), placed.plan.job.recipe)
         self.removal = removal
         for part, made in removal.parts.items():
             setattr(self, part, made(self))
@@ -248,11 +247,11 @@ REMOVALS = (
 
 def _without_each(placed: PlacedCase) -> dict[str, Scored]:
     """A placed case without each mechanism, by its key; InputError for one that is not on GPUs."""
-    step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
+    step = placed.step(GpuCosts(placed.on(FatTree), placed.plan.job.recipe))
     complete_s = step.run(contention=False).step_time_s
     runs = {}
     for removal in REMOVALS:
-        duration_s = placed.step(_WithoutMechanism(placed.plan, removal)).duration_s
+        duration_s = placed.step(_WithoutMechanism(placed, removal)).duration_s
         duration_s = np.where(removal.idle(placed.placed.graph), 0.0, duration_s)
         # A mechanism that changes no duration needs no new simulation.
         affects = not np.array_equal(duration_s, step.duration_s)

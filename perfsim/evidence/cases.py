@@ -28,6 +28,7 @@ from perfsim.interop.formats import CASE, CASE_WORDS
 from perfsim.interop.source import nested
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
+from perfsim.network import Topology
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Evaluation, Step, evaluate
@@ -450,6 +451,9 @@ class StepCase(_CaseSpec):
         return PlacedCase.of(self, self.question(catalog))
 
 
+NetworkT = TypeVar("NetworkT", bound=Topology)
+
+
 @dataclass(frozen=True)
 class PlacedCase:
     """A case and its plan; its graph is written once, and priced as often as a fit needs it."""
@@ -475,6 +479,12 @@ class PlacedCase:
     def evaluation(self) -> Evaluation:
         """The run simulated with contention, at its own prices."""
         return evaluate(self.plan, self.costs, graph=self.graph)
+
+    def on(self, kind: type[NetworkT]) -> NetworkT:
+        """Its network, of a kind; InputError where it runs on another kind of machine."""
+        if not isinstance(self.plan.topology, kind):
+            raise InputError(f"{self.case.id} runs on a {self.plan.system.kind}")
+        return self.plan.topology
 
     def step(self, costs: Costs) -> Step:
         """The step of the case at the prices of `costs`, without contention."""

@@ -30,9 +30,7 @@ from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.wafer import WaferCosts, known_release
 from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase
 from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, refused, robust_fit, rounded
-from perfsim.machines.gpu_cluster import gpu_plan
-from perfsim.machines.wafer_cluster import wafer_plan
-from perfsim.network import FatTree
+from perfsim.network import FatTree, WaferTree
 from perfsim.prediction.run import Step
 from perfsim.specs.calibration import (
     Calibration,
@@ -96,7 +94,7 @@ class GpuRun:
     @classmethod
     def of(cls, placed: PlacedCase) -> GpuRun:
         """A run as the catalogue calibrates it. Raises InputError where it is on no calibrated GPUs."""
-        system = gpu_plan(placed.plan).topology.system
+        system = placed.on(FatTree).system
         framework = placed.plan.job.runtime.framework
         network = system.node.nic.calibration
         device = system.device.calibration
@@ -149,7 +147,7 @@ class GpuRun:
 
     def step(self, constants: Constants) -> Step:
         run = self.changed(constants)
-        topology = gpu_plan(self.placed.plan).topology
+        topology = self.placed.on(FatTree)
         system = topology.system
         nic = system.node.nic.model_copy(update={"calibration": run.network})
         node = system.node.model_copy(update={"nic": nic})
@@ -312,8 +310,7 @@ _SOFT = 0.05
 
 def wafer_step_s(placed: PlacedCase, calibration: WaferCalibration) -> float:
     """Seconds of the step of a run on wafers with other constants, and the layout of its plan."""
-    plan = wafer_plan(placed.plan)
-    costs = WaferCosts(plan.topology, plan.job.recipe, calibration)
+    costs = WaferCosts(placed.on(WaferTree), placed.plan.job.recipe, calibration)
     return placed.step(costs).run(contention=False).step_time_s
 
 

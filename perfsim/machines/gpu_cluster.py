@@ -9,7 +9,6 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.base.errors import InputError
 from perfsim.costs.gpu import HOST, LOADS, STORE, GpuCosts, HostCosts
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.machines.machine import (
@@ -33,7 +32,6 @@ from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.division import Division
-from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.strategies.three_d.space import head_layers
 from perfsim.work import Kind, RankGroup, Work
 from perfsim.work.unfold import Meeting, meeting_of
@@ -548,10 +546,3 @@ class GpuCluster(Machine):
             held = layout.tensor * layout.context * layout.pipeline
             layout = replace(layout, data=max(1, devices // held))
         return layout
-
-
-def gpu_plan(plan: Plan) -> ThreeDPlan:
-    """The plan with the types of a GPU cluster; InputError where it runs on another kind."""
-    if not isinstance(plan.topology, FatTree):
-        raise InputError(f"{plan.system.name} is not a GPU cluster")
-    return cast(ThreeDPlan, plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import RUNTIME_FIELDS, Job, Recipe
 from perfsim.specs.runtime import Runtime
-from perfsim.strategies import Plan
 from perfsim.strategies.streaming.memory import Store
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
@@ -386,10 +385,3 @@ class WaferCluster(Machine):
     def in_chunks(self, layout: StreamingLayout, /) -> StreamingLayout:
         """The layout with layers streamed in chunks; unchanged where they are already."""
         return layout if layout.stream_chunks > 1 else replace(layout, stream_chunks=STREAM_CHUNKS)
-
-
-def wafer_plan(plan: Plan) -> StreamingPlan:
-    """The plan with the types of a wafer cluster; InputError where it runs on another kind."""
-    if not isinstance(plan.topology, WaferTree):
-        raise InputError(f"{plan.system.name} is not a wafer cluster")
-    return cast(StreamingPlan, plan)
