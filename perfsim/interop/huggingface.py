@@ -124,8 +124,7 @@ def _biases(read: Read) -> Fields:
 
 _AS_LLAMA = (
     "llama mistral mixtral ministral internlm3 baichuan yi Yi deepseek granite granitemoe smollm3 aquila "
-    "llama4_text arcee exaone helium apertus seed_oss ernie4_5 hunyuan_v1_dense dbrx phi3 deepseek_v2 "
-    "deepseek_v3 kimi_k2 ernie4_5_moe"
+    "llama4_text exaone helium ernie4_5 dbrx phi3 deepseek_v2 deepseek_v3 kimi_k2 ernie4_5_moe"
 )
 FALCON: Fields = {
     **_biases(_flag("bias")),
@@ -183,7 +182,14 @@ FAMILIES: Mapping[str, Fields] = {
     "qwen": {**QWEN2, "ffn_hidden_size": lambda s: s.ours["model.ffn_hidden_size"] // 2},
     "qwen2": QWEN2,
     "qwen2_moe": {**QWEN2, "shared_gate": True},
-    **dict.fromkeys(("qwen3", "qwen3_moe"), QWEN3),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "exaone4", "hunyuan_v1_dense"), QWEN3),
+    "seed_oss": {**LLAMA, "output_bias": _flag("attention_out_bias")},
+    "arcee": {**LLAMA, "gated_mlp": False},
+    "apertus": {
+        **QWEN3,
+        "gated_mlp": False,
+        "parts": lambda s: {"two numbers of each activation": 2 * s.ours["model.num_layers"]},
+    },
     "chatglm": {
         **LLAMA,
         **_biases(_flag("add_bias_linear")),
@@ -213,7 +219,7 @@ _NOT_DESCRIBED = {
     "an encoder with a decoder": "t5 mt5 umt5 bart mbart pegasus whisper marian longt5 m2m_100",
     "a model without attention": "mamba mamba2 falcon_mamba rwkv rwkv5 xlstm",
     "a model with recurrent layers": "jamba bamba zamba zamba2 nemotron_h recurrent_gemma qwen3_next "
-    "falcon_h1",
+    "falcon_h1 granitemoehybrid kimi_linear lfm2 minimax minimax_text_01",
     "no language model": "vit clip siglip dinov2 wav2vec2 swin convnext",
 }
 OTHER_KINDS = {family: kind for kind, families in _NOT_DESCRIBED.items() for family in families.split()}
@@ -328,16 +334,20 @@ def _window(settings: Settings, family: str) -> dict[str, int | None]:
     used = settings.flag("use_sliding_window", default=True)
     if not used or not window or window >= settings.ours["model.max_position_embeddings"]:
         return {}
-    every = settings.integer("sliding_window_pattern", most=MOST_LAYERS)
     types = settings.raw("layer_types")
+    full = settings.integer("max_window_layers", least=0, most=MOST_LAYERS)  # of Qwen: the first ones
+    if types is None and full is not None:
+        types = ["full"] * full + ["sliding"] * (settings.ours["model.num_layers"] - full)
+    usual = 2 if family in ALTERNATING else None
     if isinstance(types, list):
+        settings.ignore("sliding_window_pattern")
         windowed = [str(name).startswith("sliding") for name in types]
         every = next((layer for layer, has in enumerate(windowed, 1) if not has), None)
         if windowed != [every is None or layer % every != 0 for layer in range(1, len(windowed) + 1)]:
             settings.gap(f"attention in a sliding window of {window} in some layers; taken as full attention")
             return {}
-    elif every is None and family in ALTERNATING:
-        every = 2
+    else:
+        every = settings.integer("sliding_window_pattern", default=usual, most=MOST_LAYERS)
     return {} if every == 1 else {"model.sliding_window": window, "model.sliding_window_pattern": every}
 
 

@@ -81,6 +81,13 @@ def test_a_model_with_experts_becomes_that_of_the_catalogue(
     assert model.model_dump(exclude=described) == known.model_dump(exclude=described)
 
 
+@pytest.mark.parametrize("family", ["arcee", "apertus", "nemotron"])
+def test_families_whose_activation_has_no_gate_have_two_products_in_the_mlp(
+    imported: Import, family: str
+) -> None:
+    assert imported(LLAMA | {"model_type": family}, "config.json").document["gated_mlp"] is False
+
+
 def test_experts_in_irregular_layers_are_described_in_as_many(imported: Import) -> None:
     dense_last = imported(PUBLISHED["qwen3_30a3"][1] | {"mlp_only_layers": [47]}, "config.json")
     assert dense_last.document["experts"]["first_dense_layers"] == 1
@@ -88,6 +95,7 @@ def test_experts_in_irregular_layers_are_described_in_as_many(imported: Import) 
     assert not dense_last.changes_model
 
 
+LLLG = [*["sliding_attention"] * 3, "full_attention"] * 8
 IRREGULAR = ["full_attention"] * 3 + ["sliding_attention"] * 29
 
 
@@ -99,7 +107,10 @@ IRREGULAR = ["full_attention"] * 3 + ["sliding_attention"] * 29
         ({"sliding_window": 1024, "sliding_window_pattern": 6}, 1024, 6, ""),
         ({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 16}, 512, 2, ""),
         ({"sliding_window": 512, "layer_types": ["full_attention"] * 32}, None, None, ""),
+        ({"sliding_window": 512, "layer_types": LLLG, "sliding_window_pattern": "LLLG"}, 512, 4, ""),
         ({"sliding_window": 512, "layer_types": IRREGULAR}, None, None, "window of 512 in some layers"),
+        ({"sliding_window": 512, "max_window_layers": 16}, None, None, "window of 512 in some layers"),
+        ({"sliding_window": 512, "max_window_layers": 32}, None, None, ""),
         ({"model_type": "novel"}, None, None, "'novel' is unknown"),
         ({"model_type": "llava", "text_config": LLAMA}, None, None, "encoders of images"),
     ],
