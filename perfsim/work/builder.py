@@ -165,6 +165,7 @@ class GraphBuilder(_Tasks):
         """Columns of all tasks before `rows`."""
         self._step_ends: list[int] = []
         self._width = 1
+        self._finished: TaskGraph | None = None
 
     def end_step(self, num_tasks: int | None = None) -> None:
         """Mark the end of one optimizer step: here, or after the first `num_tasks` tasks."""
@@ -203,18 +204,8 @@ class GraphBuilder(_Tasks):
         return stamped
 
     def take(self, graph: TaskGraph) -> None:
-        """Begin with all that a finished graph has."""
-        self.work_ids.update((work, number) for number, work in enumerate(graph.works))
-        self.stream_ids.update((stream, number) for number, stream in enumerate(graph.streams))
-        lists = {"reads": graph.reads, "after": graph.after}
-        chunk = {name: getattr(graph, name) for name in ("work", "stream", "block", "tag")}
-        chunk |= {name: values for name, (_, values) in lists.items()}
-        chunk |= {f"num_{name}": np.diff(starts) for name, (starts, _) in lists.items()}
-        self._chunks.append(chunk | {"num_writes": np.diff(graph.first_write)})
-        self._step_ends += graph.step_ends
-        self._width = graph.width
-        self.first_task = len(graph)
-        self.first_tensor = graph.num_tensors
+        """Have a graph that is finished already, in place of one that is written task by task."""
+        self._finished = graph
 
     def _flush(self) -> None:
         """Move single tasks into a chunk of arrays."""
@@ -228,6 +219,8 @@ class GraphBuilder(_Tasks):
             column.clear()
 
     def build(self) -> TaskGraph:
+        if self._finished is not None:
+            return self._finished
         self._flush()
         if not self.first_task:
             raise GraphError("the graph has no task")
