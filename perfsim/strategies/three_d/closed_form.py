@@ -164,7 +164,7 @@ class Steps:
         backward += ranks.first * passes.embedding_backward + ranks.last * passes.head_backward
         weights = ranks.sum_of(passes.weights)
         weights += ranks.first * passes.embedding_weights + ranks.last * passes.head_weights
-        sharded = self.columns.zero[:, None] == SHARDED
+        sharded = self.columns.zero_stage[:, None] == SHARDED
         if not sharded.any():
             return forward, backward, weights
         scattered = self._scattered_s()
@@ -184,7 +184,7 @@ class Steps:
     def _next_to_reductions_s(self, total_s: Floats) -> Floats:
         """Seconds of all passes of one micro-batch next to ZeRO 2's reductions, shape (rows, ranks)."""
         scattered_s = self._scattered_s()
-        sharded = self.columns.zero[:, None] == GRADIENTS_SHARDED
+        sharded = self.columns.zero_stage[:, None] == GRADIENTS_SHARDED
         if not self.overlaps:
             return np.where(sharded, total_s + scattered_s, total_s)
         slowed_s = total_s + np.minimum(scattered_s, total_s) * self.slower_reduce
@@ -223,8 +223,8 @@ class Steps:
         last_group_s = columns.pipeline * backward_s.max(axis=1)
         passes = self.passes
         largest = self.largest
-        apart = (columns.replicas > 1) & (columns.zero < SHARDED)
-        whole = columns.zero < GRADIENTS_SHARDED
+        apart = (columns.replicas > 1) & (columns.zero_stage < SHARDED)
+        whole = columns.zero_stage < GRADIENTS_SHARDED
         if not self.overlaps:
             return np.where(apart & whole, self.replicas.reduce[:, 0], 0.0)
         layer_s = passes.backward[:, -1] + self.redone.max(axis=1) * passes.recompute[:, -1]

@@ -118,7 +118,7 @@ def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
 def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuClusterSpec) -> dict[str, Floats]:
     """Peak memory of every rank by part, arrays of shape (rows, ranks)."""
     states = state_bytes(job.recipe, job.model)
-    zero = columns.zero[:, None]
+    zero = columns.zero_stage[:, None]
     data = columns.shards[:, None]
     # Layouts that differ only in how ZeRO shards hold the same apart from states: it is computed once.
     first, of_row = distinct_rows(columns.unsharded_keys)
@@ -144,7 +144,7 @@ def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuCluste
 
 def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
     """Peak memory of the micro-batches in flight on every rank, and the temporaries of one pass."""
-    sequences = columns.micro_batch[:, None]
+    sequences = columns.micro_batch_size[:, None]
     redone = columns.recomputed_share(ranks)
     kept = ranks.sum_of(sizes.keeps_all) * (1 - redone) + ranks.sum_of(sizes.keeps) * redone
     inputs = ranks.sum_of(sizes.inputs) + np.where(ranks.first, sizes.embedding_inputs, 0.0)
@@ -195,7 +195,7 @@ class _Moved(NamedTuple):
         """The memory of layouts whose states are where each has them."""
         device = rank_bytes(job, columns, ranks, topology.system)
         off: dict[Place, dict[str, Floats]] = {"cpu": {}, "nvme": {}}
-        zero = columns.zero[:, None]
+        zero = columns.zero_stage[:, None]
 
         def move(part: str, place: Place, moved: Bools, kept: Floats | float = 0.0) -> None:
             """Move a part of some rows to a place, but for what is kept on the device."""

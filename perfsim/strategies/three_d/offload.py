@@ -358,8 +358,8 @@ def _offloaded_s(priced: Priced, columns: Columns, base: Floats) -> Floats:
     works = _HostWorks(job.recipe, places)
     many = [works.store(MANY), works.update(MANY), works.load(MANY)]
     store, update, load = (float(seconds) / MANY for seconds in priced.costs.durations_s(many))
-    leaves = (columns.zero >= GRADIENTS_SHARDED) & on_host
-    loads = (columns.zero == SHARDED) & (places.offload_param != "none")
+    leaves = (columns.zero_stage >= GRADIENTS_SHARDED) & on_host
+    loads = (columns.zero_stage == SHARDED) & (places.offload_param != "none")
     piece = shard / pieces
     stages = [np.where(leaves, 0.0, store * piece), update * piece, np.where(loads, 0.0, load * piece)]
     updated = sum(stages) + (pieces - 1) * np.maximum.reduce(stages)

@@ -50,7 +50,7 @@ def path_steps_s(priced: Priced, chosen: Ints) -> Floats:
         # Below ZeRO 2 the closed form has what is exposed of the reduction at the end of a step.
         _, backward_s, weights_s = steps.pass_times()
         reduction_s = steps.reduction_s(backward_s + weights_s)
-        update_s += np.where(steps.columns.zero < GRADIENTS_SHARDED, reduction_s, 0.0)
+        update_s += np.where(steps.columns.zero_stage < GRADIENTS_SHARDED, reduction_s, 0.0)
         passes = Laid(_PassSeconds.of(priced.job, steps, priced.topology.devices_per_node))
         paths_s = [
             _step_s(priced.job, steps, passes, row, end_s) for row, end_s in enumerate(update_s.tolist())
@@ -109,7 +109,7 @@ class _PassSeconds(NamedTuple):
         completes = np.where(split, WEIGHTS, BACKWARD)
 
         layer_s = np.stack([prices.forward, prices.backward, prices.weights], axis=1).take(kinds, axis=2)
-        zero = columns.zero[:, None]
+        zero = columns.zero_stage[:, None]
         # A reduction begins with the layer below, whose rows are on their way to experts first.
         reduces = (zero == SHARDED) | ((zero == GRADIENTS_SHARDED) & steps.overlaps)
         hidden_s = np.where(reduces, np.minimum(replicas.reduce_layer, layer_s[every, completes]), 0.0)
@@ -137,7 +137,7 @@ class _PassSeconds(NamedTuple):
         end_s[:, BACKWARD, 0] = prices.embedding_backward[:, 0]
         end_s[:, WEIGHTS, 0] = prices.embedding_weights[:, 0]
         reduce_ends_s = np.zeros((len(every), most))
-        scatters = columns.zero == GRADIENTS_SHARDED
+        scatters = columns.zero_stage == GRADIENTS_SHARDED
         for stage, alone in ((0, replicas.reduce_embedding), (last, replicas.reduce_head)):
             ends_s = np.where(last == 0, replicas.reduce_both[:, 0], alone[:, 0])
             reduce_ends_s[every, stage] = np.where(scatters, ends_s, 0.0)
@@ -162,7 +162,7 @@ def _step_s(job: Job, steps: Steps, passes: Laid, row: int, update_s: float) -> 
     columns = steps.columns
     division = columns.divisions[int(columns.division[row])]
     schedule = schedule_called(division.schedule)
-    zero = int(columns.zero[row])
+    zero = int(columns.zero_stage[row])
     reduces = 0
     if zero == GRADIENTS_SHARDED:
         reduces = WEIGHTS if schedule.has("splits_backward") else BACKWARD

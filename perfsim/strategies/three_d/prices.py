@@ -328,7 +328,7 @@ class Passes:
     def __init__(self, job: Job, columns: Columns, topology: FatTree, costs: Costs) -> None:
         self._topology = topology
         full = MODES.index("full")
-        early = (columns.zero == SHARDED) & (columns.recompute == full)
+        early = (columns.zero_stage == SHARDED) & (columns.recompute == full)
         keys = (
             *columns.slice_keys,
             columns.of_schedules("splits_backward"),
@@ -577,7 +577,7 @@ class OverReplicas:
         terms = _data_terms_of(job, states, self.largest, sizes, stage)
         seconds = costs.durations_s(terms.works)
         self.prices = _DataPrices(*terms.sums(seconds)[:, :, None])
-        sharded = states.zero >= GRADIENTS_SHARDED
+        sharded = states.zero_stage >= GRADIENTS_SHARDED
         overlapped = ("gather_layer", "reduce_layer", "reduce_bucket", "reduce_rest")
         taken_s = terms.shares(costs.taken, *overlapped) * seconds
         on_nics_s = _on_nics_s(terms.adds_to(*overlapped), seconds, topology, costs)
@@ -612,7 +612,7 @@ def _on_nics_s(
 
 def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> _Largest:
     """The rank of every layout with most parameters."""
-    bucket = layers_per_bucket(job.recipe, sizes.layer.max(axis=1), columns.zero)
+    bucket = layers_per_bucket(job.recipe, sizes.layer.max(axis=1), columns.zero_stage)
     of_key, of_row = distinct_rows((columns.tensor, columns.division, columns.expert, columns.expert_tensor))
     columns = columns.rows(of_key)
     sizes = taken(sizes, of_key)
@@ -643,11 +643,11 @@ def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBy
     holds = columns.expert * columns.expert_tensor
     full, rest = np.divmod(largest.chunk, largest.bucket)
     overlaps = int(job.runtime.overlap_grad_reduce)
-    gathers = int(job.runtime.overlap_param_gather) * np.where(
-        columns.zero == 1, not has_owners(job.runtime), 1
-    )
+    gathered = np.where(columns.zero_stage == 1, not has_owners(job.runtime), 1)
+    gathers = int(job.runtime.overlap_param_gather) * gathered
     keys = (
-        *(columns.tensor, columns.replicas, columns.shards, stage, columns.zero, columns.last_rank, holds),
+        *(columns.tensor, columns.replicas, columns.shards),
+        *(stage, columns.zero_stage, columns.last_rank, holds),
         *(largest.layers, largest.first, largest.last),
         overlaps * np.where(full > 0, largest.bucket, 0),
         overlaps * rest,
@@ -667,9 +667,9 @@ def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBy
     shapes = [_Shapes(*shape) for shape in zip(*columns_of_shapes, strict=True)]
 
     width = columns.tensor * columns.replicas
-    peers = columns.tensor * np.where(columns.zero > 0, columns.shards, 1)
+    peers = columns.tensor * np.where(columns.zero_stage > 0, columns.shards, 1)
     if job.model.experts is not None:
-        peers = np.lcm(peers, np.where(columns.zero > 0, width, holds))
+        peers = np.lcm(peers, np.where(columns.zero_stage > 0, width, holds))
     terms = _Terms(_DataPrices._fields, len(columns))
     terms.add((of_row, *keys), lambda shape, *key: _data_terms(base, shapes[shape], *key))
     # A skewed schedule checks the norm after the update.

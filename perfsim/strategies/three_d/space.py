@@ -61,8 +61,8 @@ class Columns:
 
     tensor: Ints
     data: Ints
-    micro_batch: Ints
-    zero: Ints
+    micro_batch_size: Ints
+    zero_stage: Ints
     sequence_parallel: Ints
     recompute: Ints
     """Index into `MODES`."""
@@ -89,7 +89,7 @@ class Columns:
         columns = {"division": np.zeros(1, dtype=np.int64)}
         for column in _COLUMNS:
             if column not in columns:
-                value = getattr(layout, _FIELDS.get(column, column))
+                value = getattr(layout, column)
                 number = _CHOICES[column].index(value) if column in _CHOICES else value
                 columns[column] = np.array([number], dtype=np.int64)
         return cls(**columns, divisions=Divisions((Division.of(job, layout),)))
@@ -105,19 +105,19 @@ class Columns:
     @property
     def slice_keys(self) -> tuple[Ints, ...]:
         """What determines the share of a layer that a rank computes for a micro-batch."""
-        in_context = self.tensor, self.sequence_parallel, self.micro_batch, self.context
+        in_context = self.tensor, self.sequence_parallel, self.micro_batch_size, self.context
         return *in_context, self.context_exchange, self.expert, self.expert_tensor
 
     @property
     def state_keys(self) -> tuple[Ints, ...]:
         """What determines the model states of a rank, and their communication over replicas."""
         on_ranks = self.tensor, self.data, self.division, self.context, self.expert, self.expert_tensor
-        return *on_ranks, self.zero, self.shards
+        return *on_ranks, self.zero_stage, self.shards
 
     @property
     def unsharded_keys(self) -> tuple[Ints, ...]:
         """All but how ZeRO shards states, and where these are."""
-        sharding = ("zero", "shards", *OFFLOADS)
+        sharding = ("zero_stage", "shards", *OFFLOADS)
         return tuple(getattr(self, name) for name in _COLUMNS if name not in sharding)
 
     @property
@@ -129,9 +129,9 @@ class Columns:
         """As `distinct_rows`, kinds of layouts: degrees, replicas, ZeRO, recompute, schedule and offload."""
         ordered = (self.pipeline > 1) | self.of_schedules("joins")
         schedule = np.where(ordered, 1 + self.divisions.schedule[self.division], 0)
-        degrees = self.tensor, self.context, self.expert
         several, some = (np.asarray(number > 1, np.int64) for number in (self.replicas, self.recompute_every))
-        return distinct_rows((*degrees, several, self.zero, self.recompute, some, schedule, *self.offloads))
+        held = self.tensor, self.context, self.expert, several, self.zero_stage
+        return distinct_rows((*held, self.recompute, some, schedule, *self.offloads))
 
     @property
     def pipeline(self) -> Ints:
@@ -158,7 +158,7 @@ class Columns:
         several: a block has the terms of ZeRO 2 and 3, and as many ranks, as any of its rows.
         """
         size, schedule = (table[self.division] for table in (self.divisions.sizes, self.divisions.schedule))
-        code = (by_zero * self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
+        code = (by_zero * self.zero_stage * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
         order = np.argsort(code.astype(np.int16), kind="stable")
         for start in range(0, len(self), _BLOCK):
             present_limits().in_time(partial("{:,} of {:,} layouts were tried".format, start, len(self)))
@@ -171,7 +171,7 @@ class Columns:
 
     def microbatches(self, job: Job) -> Ints:
         """Micro-batches of one replica."""
-        return job.global_batch_size // (self.data * self.micro_batch)
+        return job.global_batch_size // (self.data * self.micro_batch_size)
 
     def rows(self, chosen: Ints | Bools | slice) -> Columns:
         numbered = isinstance(chosen, np.ndarray) and chosen.dtype != np.bool_
@@ -218,8 +218,7 @@ class Columns:
         for column in _COLUMNS:
             if column not in ("division", "shards"):
                 number = int(getattr(self, column)[row])
-                value = _CHOICES[column][number] if column in _CHOICES else number
-                settings[_FIELDS.get(column, column)] = value
+                settings[column] = _CHOICES[column][number] if column in _CHOICES else number
         return ParallelLayout(
             **settings | {"sequence_parallel": bool(self.sequence_parallel[row])},
             pipeline=division.pipeline,
@@ -230,8 +229,6 @@ class Columns:
         )
 
 
-_FIELDS = {"micro_batch": "micro_batch_size", "zero": "zero_stage"}
-"""The field of a layout in each column of another name."""
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "recompute": MODES,
     "context_exchange": EXCHANGES,
@@ -513,8 +510,8 @@ def _combined(
     columns = {
         "tensor": tensor,
         "data": data,
-        "micro_batch": np.array(sizes)[at[2]],
-        "zero": zero,
+        "micro_batch_size": np.array(sizes)[at[2]],
+        "zero_stage": zero,
         "sequence_parallel": np.array(splits)[at[4]],
         "recompute": recompute,
         "recompute_every": every,
@@ -557,7 +554,7 @@ def with_offload(job: Job, topology: FatTree, space: Columns) -> Columns:
     pairs: list[tuple[Place, Place]] = [("cpu", "none"), ("cpu", "cpu")]
     if host.nvme is not None:
         pairs += [("nvme", "cpu"), ("nvme", "nvme")]
-    alone = (space.replicas == 1) & (space.zero == 0)
+    alone = (space.replicas == 1) & (space.zero_stage == 0)
     parts = [space]
     for optimizer, param in pairs:
         places = {"offload_optimizer": optimizer, "offload_param": param}
@@ -565,15 +562,15 @@ def with_offload(job: Job, topology: FatTree, space: Columns) -> Columns:
         allowed = ZERO_STAGES if param == "none" else (SHARDED,)
         stages = [stage for stage in allowed if _runs(limits, data=2, zero_stage=stage, **places)]
         for stage in stages:
-            at_stage = space.zero == stage
+            at_stage = space.zero_stage == stage
             if stage in (stages[0], GRADIENTS_SHARDED) and _runs(limits, zero_stage=stage, **places):
                 at_stage |= alone
             columns = space.rows(at_stage & ((space.pipeline == 1) | (stage < GRADIENTS_SHARDED)))
             moved = replace(
                 columns,
-                zero=np.full_like(columns.zero, stage),
-                offload_optimizer=np.full_like(columns.zero, PLACES.index(optimizer)),
-                offload_param=np.full_like(columns.zero, PLACES.index(param)),
+                zero_stage=np.full_like(columns.zero_stage, stage),
+                offload_optimizer=np.full_like(columns.zero_stage, PLACES.index(optimizer)),
+                offload_param=np.full_like(columns.zero_stage, PLACES.index(param)),
             )
             parts.append(moved)
     return _joined(parts)
