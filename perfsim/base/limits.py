@@ -56,25 +56,21 @@ class Limits:
 
     def check(self, ended: int, before: int, total: int) -> None:
         """`ended` of `total` tasks ended (`before`: at the last call); LimitError beyond a limit."""
-        self.events += ended - before
+        where = f"{ended:,} of {total:,} tasks of the present simulation had ended"
         if self.tell is not None:
             self.tell(ended, total)
-        where = f"{ended:,} of {total:,} tasks of the present simulation had ended"
-        if self.max_events is not None and self.events > self.max_events:
-            self._stop(f"stopped after {self.max_events:,} events (--max-events): {where}")
+        self.add(ended - before, where)
         self.in_time(lambda: where)
 
     def _stop(self, message: str) -> NoReturn:
         self.reached = LimitError(message)
         raise self.reached
 
-    def add(self, ended: int) -> None:
-        """Add the events of a worker. Raises LimitError where all together exceed the limit."""
+    def add(self, ended: int, done: str = "that many are allowed") -> None:
+        """Add events, such as those of a worker. Raises LimitError where all together exceed the limit."""
         self.events += ended
         if self.max_events is not None and self.events > self.max_events:
-            self._stop(
-                f"stopped after {self.events:,} events: {self.max_events:,} are allowed (--max-events)"
-            )
+            self._stop(f"stopped after {self.max_events:,} events (--max-events): {done}")
 
 
 _PRESENT: ContextVar[Limits] = ContextVar("limits")

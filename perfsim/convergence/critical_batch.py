@@ -252,7 +252,6 @@ class _Points:
         return math.exp(x[inside[0] - 1]), math.exp(x[inside[-1] + 1])
 
 
-DEFAULT_LAW = "data_law"
 DEFAULT_BAND_FACTOR = 2.5
 """90 % band of a law that was not fitted to the run itself. It does not cover every published law: at 20 B
 parameters and 20 tokens per parameter, Kaplan's at a Chinchilla loss is 3.6 times below `data_law`."""
@@ -325,9 +324,9 @@ class LawInputs:
         return CriticalBatch(tokens, factor, self.law, source, tuple(notes))
 
 
-def critical_batch(law: str = DEFAULT_LAW, inputs: LawInputs | None = None) -> CriticalBatch:
+def critical_batch(law: str, inputs: LawInputs) -> CriticalBatch:
     """B_crit by the law of that name in LAWS; InputError on a missing input."""
-    return LAWS[law](replace(inputs or LawInputs(), law=law))
+    return LAWS[law](replace(inputs, law=law))
 
 
 def _data_law(inputs: LawInputs) -> CriticalBatch:

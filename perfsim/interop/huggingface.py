@@ -338,7 +338,6 @@ def _window(settings: Settings, family: str) -> dict[str, int | None]:
     full = settings.integer("max_window_layers", least=0, most=MOST_LAYERS)  # of Qwen: the first ones
     if types is None and full is not None:
         types = ["full"] * full + ["sliding"] * (settings.ours["model.num_layers"] - full)
-    usual = 2 if family in ALTERNATING else None
     if isinstance(types, list):
         settings.ignore("sliding_window_pattern")
         windowed = [str(name).startswith("sliding") for name in types]
@@ -347,7 +346,8 @@ def _window(settings: Settings, family: str) -> dict[str, int | None]:
             settings.gap(f"attention in a sliding window of {window} in some layers; taken as full attention")
             return {}
     else:
-        every = settings.integer("sliding_window_pattern", default=usual, most=MOST_LAYERS)
+        every = settings.integer("sliding_window_pattern", most=MOST_LAYERS)
+        every = 2 if every is None and family in ALTERNATING else every
     return {} if every == 1 else {"model.sliding_window": window, "model.sliding_window_pattern": every}
 
 

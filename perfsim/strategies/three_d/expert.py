@@ -90,8 +90,9 @@ def _around_experts(part: LayerSlice, which: Which) -> tuple[Work, Work | None, 
 
 @dataclass(frozen=True)
 class ExpertGroup(Half):
-    """The experts of a layer, divided over ranks, seen from one of them."""
+    """The experts of a layer, divided over ranks, seen from one of them; a rank routes its own positions."""
 
+    divided = True
     ranks: RankGroup
     """Ranks with different experts."""
     shares: RankGroup
@@ -101,11 +102,6 @@ class ExpertGroup(Half):
     """Whether the host has work in every pass, once it knows how many rows go where."""
     joins: bool = False
     """Whether rows travel while another pass computes."""
-
-    @property
-    def divided(self) -> bool:
-        """A rank routes its own positions."""
-        return True
 
     @cached_property
     def repeats(self) -> bool:

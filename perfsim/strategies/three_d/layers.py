@@ -163,6 +163,8 @@ class Half:
 
     name: ClassVar[str]
     """Its row of `_HALVES`."""
+    divided: ClassVar[bool] = False
+    """Whether each tensor peer computes its own positions, not a share of the sum for all of them."""
     part: LayerSlice
     device: str
     mode: Recompute
@@ -170,11 +172,6 @@ class Half:
     @property
     def compute(self) -> str:
         return compute_stream(self.device)
-
-    @property
-    def divided(self) -> bool:
-        """Whether each tensor peer computes its own positions, not a share of the sum for all of them."""
-        return False
 
     @cached_property
     def repeats(self) -> bool:

@@ -10,7 +10,6 @@ import pytest
 from perfsim.base.errors import InputError, PlanError
 from perfsim.convergence.critical_batch import (
     DEFAULT_BAND_FACTOR,
-    DEFAULT_LAW,
     FLOOR_TOKENS,
     LAWS,
     CriticalBatch,
@@ -87,9 +86,8 @@ def test_zhang_batch_costs_20_percent_over_its_base_batch_on_the_converted_hyper
     assert at_star / at_base == pytest.approx(1.2, rel=1e-12)
 
 
-def test_default_is_the_data_law_with_its_band() -> None:
-    answer = critical_batch(inputs=LawInputs(d_min_tokens=D_20B))
-    assert DEFAULT_LAW == answer.law == "data_law"
+def test_the_data_law_with_its_band() -> None:
+    answer = critical_batch("data_law", LawInputs(d_min_tokens=D_20B))
     assert answer.tokens == pytest.approx(2.428e7, rel=5e-3)
     assert answer.band_tokens == pytest.approx((2.428e7 / 2.5, 2.428e7 * 2.5), rel=5e-3)
     assert kaplan_tokens(BESIROGLU.loss(20e9, D_20B)) < answer.band_tokens[0], "no band holds every law"
@@ -139,7 +137,7 @@ def test_a_law_says_what_the_user_gave_and_what_nobody_read() -> None:
 
 
 def test_a_run_of_given_length_needs_the_same_tokens_at_every_batch_and_has_no_band_of_its_own() -> None:
-    given = critical_batch("given_length")
+    given = critical_batch("given_length", LawInputs())
     assert given.given_length
     times = [TimeToAccuracy(batch, 2.0, 1e11, given, step_time_error=0.0) for batch in (1e5, 1e8)]
     assert [time.examples_tokens for time in times] == [1e11, 1e11]

@@ -108,7 +108,7 @@ def test_events_of_workers_add_up() -> None:
     limits = Limits(max_events=5)
     limits.add(3)
     limits.add(2)
-    with pytest.raises(LimitError, match=r"after 6 events: 5 are allowed"):
+    with pytest.raises(LimitError, match=r"after 5 events \(--max-events\): that many"):
         limits.add(1)
 
 

@@ -66,7 +66,7 @@ def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
         {"batch": 1.6e7, "error": 0.0},
         {"batch": 6e6, "error": 0.1},
         {"d_min_error": 0.4},
-        {"critical": critical_batch("given_length")},
+        {"critical": critical_batch("given_length", LawInputs())},
     ],
 )
 def test_intervals_are_those_of_the_closed_form_within_a_hundredth(changes: Mapping[str, Any]) -> None:
