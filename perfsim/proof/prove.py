@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import cycle, islice, product
 from traceback import walk_tb
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,9 +39,9 @@ from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
 from perfsim.specs.calibration import StateExchange
 from perfsim.specs.layout import (
+    EXCHANGES,
     OF_LATENTS,
     RECOMPUTED,
-    ContextExchange,
     Layout,
     ParallelLayout,
     Recompute,
@@ -354,7 +354,7 @@ def _three_d() -> Iterator[Case]:
 
 def _context() -> Iterator[Case]:
     """Both exchanges of context ranks, with recompute, split backwards, tensor peers and sharded states."""
-    for exchange in get_args(ContextExchange):
+    for exchange in EXCHANGES:
         base = ParallelLayout(context=2, context_exchange=exchange)
         yield Case("3d", base)
         yield Case("3d", replace(base, context=4, recompute="full"))
@@ -404,7 +404,7 @@ def _latents() -> Iterator[Case]:
         base = ParallelLayout(tensor=2, data=2, sequence_parallel=True, expert=2, recompute=mode)
         yield Case("3d", base)
         yield Case("3d", replace(base, pipeline=2, schedule="zb1p", zero_stage=1), 3)
-        for exchange in get_args(ContextExchange):
+        for exchange in EXCHANGES:
             yield Case("3d", replace(base, tensor=1, context=2, context_exchange=exchange))
 
 

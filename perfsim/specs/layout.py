@@ -38,6 +38,7 @@ def recompute_of(modules: Collection[str]) -> Recompute | None:
 
 
 ContextExchange = Literal["ring", "all_to_all"]
+EXCHANGES: tuple[ContextExchange, ...] = get_args(ContextExchange)
 Place = Literal["none", "cpu", "nvme"]
 """Where offloaded states are: nowhere but on the device, in the memory of its host, or on its drives."""
 

@@ -16,12 +16,12 @@ all-gather next to the product that reads it. What the product hides is a matter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from perfsim.costs.memory import state_bytes
-from perfsim.specs.layout import RECOMPUTED, ContextExchange, ParallelLayout, Recompute
+from perfsim.specs.layout import RECOMPUTED, ParallelLayout, Recompute
 from perfsim.specs.model import PLAIN, LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.data import SHARDED, collective
@@ -65,29 +65,6 @@ def _fullest_rank(experts: int, ranks: int, spread: float) -> float:
 
 
 # The share of one layer that one rank computes under a layout.
-
-EXCHANGES: tuple[ContextExchange, ...] = get_args(ContextExchange)
-
-
-def layout_of(
-    tensor: int,
-    sequence_parallel: bool | int,
-    micro_batch_size: int,
-    context: int = 1,
-    exchange: int = 0,
-    expert: int = 1,
-    expert_tensor: int = 1,
-) -> ParallelLayout:
-    """A layout with what decides the share of a layer that a rank computes, by the index of its exchange."""
-    return ParallelLayout(
-        tensor=tensor,
-        sequence_parallel=bool(sequence_parallel),
-        micro_batch_size=micro_batch_size,
-        context=context,
-        context_exchange=EXCHANGES[exchange],
-        expert=expert,
-        expert_tensor=expert_tensor,
-    )
 
 
 def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> LayerSlice:

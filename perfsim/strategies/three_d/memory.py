@@ -26,8 +26,8 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns, distinct_kinds
-from perfsim.strategies.three_d.layers import head_positions, layout_of, slice_of
-from perfsim.strategies.three_d.space import MODES, PLACES, Columns, distinct_rows
+from perfsim.strategies.three_d.layers import head_positions, slice_of
+from perfsim.strategies.three_d.space import MODES, PLACES, Columns, distinct_rows, layout_of
 from perfsim.work import counts
 
 BUCKETS = "gradient buckets"

@@ -34,18 +34,10 @@ from perfsim.strategies.three_d.data import (
 from perfsim.strategies.three_d.division import distinct_kinds, kind_numbers
 from perfsim.strategies.three_d.emission import RankShare
 from perfsim.strategies.three_d.expert import ExpertGroup, Which
-from perfsim.strategies.three_d.layers import (
-    BACKWARD,
-    EMBEDDED,
-    FORWARD,
-    FROM_HEAD,
-    Between,
-    head_positions,
-    layout_of,
-)
+from perfsim.strategies.three_d.layers import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, head_positions
 from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes
 from perfsim.strategies.three_d.pipeline import VirtualStage
-from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows, taken
+from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows, layout_of, taken
 from perfsim.work import RankGroup, Work
 from perfsim.work.layer import LayerPass
 
@@ -171,7 +163,7 @@ _OF_LAYERS = _PassPrices._fields.index("embedding_forward")
 
 @lru_cache(maxsize=16384)
 def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: int, *degrees: int) -> Named:
-    """A half of a layer of a kind, by `tensor` to `exchange` of `layout_of`; with experts its attention.
+    """A half of a layer of a kind, by `tensor` to the exchange of `layout_of`; with experts its attention.
 
     A run is `whole` passes, a `split` backward, or what a recompute mode repeats. Under ZeRO 3 full recompute
     stops `early`, at the last tensor that the backward reads. Attention comes with the sums of the tensor
@@ -267,7 +259,7 @@ def _experts(
     job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1, mode: Recompute = "none"
 ) -> ExpertGroup:
     """The experts of a layer that compute the rows of `ranks` ranks with `sequences` sequences in all."""
-    layout = layout_of(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
+    layout = layout_of(ranks, ranks > 1, sequences, 1, 0, expert, shared_by)
     return RankShare(job, layout).experts(_EXPERTS, mode)
 
 

@@ -32,7 +32,7 @@ from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
-from perfsim.specs.layout import OF_LATENTS, OF_MODULES, OFFLOADS, ParallelLayout, Place, Recompute
+from perfsim.specs.layout import EXCHANGES, OF_LATENTS, OF_MODULES, OFFLOADS, ParallelLayout, Place, Recompute
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Job
@@ -40,7 +40,6 @@ from perfsim.specs.trainers import TRAINERS, Limits, lacks_ring
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import ENDS, Division, Divisions, RankColumns, divided, kind_numbers
-from perfsim.strategies.three_d.layers import EXCHANGES, layout_of
 from perfsim.strategies.three_d.legal import DEGREE_RULES
 from perfsim.work.counts import parameters
 
@@ -60,22 +59,22 @@ class Columns:
     """Layouts of one job; every field but `divisions` is an array of shape (rows,)."""
 
     tensor: Ints
-    data: Ints
-    micro_batch_size: Ints
-    zero_stage: Ints
     sequence_parallel: Ints
+    micro_batch_size: Ints
+    context: Ints
+    context_exchange: Ints
+    """Index into `EXCHANGES`."""
+    expert: Ints
+    expert_tensor: Ints
+    data: Ints
+    zero_stage: Ints
     recompute: Ints
     """Index into `MODES`."""
     recompute_every: Ints
     division: Ints
     """Row of `divisions`, which holds schedule, pipeline and virtual pipeline."""
-    context: Ints
-    context_exchange: Ints
-    """Index into `EXCHANGES`."""
     shards: Ints
     """Ranks over which ZeRO divides a state."""
-    expert: Ints
-    expert_tensor: Ints
     offload_optimizer: Ints
     """Index into `PLACES`, as all that layouts offload."""
     offload_param: Ints
@@ -105,8 +104,7 @@ class Columns:
     @property
     def slice_keys(self) -> tuple[Ints, ...]:
         """What determines the share of a layer that a rank computes for a micro-batch."""
-        in_context = self.tensor, self.sequence_parallel, self.micro_batch_size, self.context
-        return *in_context, self.context_exchange, self.expert, self.expert_tensor
+        return tuple(getattr(self, name) for name in _OF_SLICE)
 
     @property
     def state_keys(self) -> tuple[Ints, ...]:
@@ -214,13 +212,9 @@ class Columns:
     def layout(self, row: int) -> ParallelLayout:
         division = self.divisions[int(self.division[row])]
         replicas = self.data[row] * self.context[row]
-        settings: dict[str, Any] = {}
-        for column in _COLUMNS:
-            if column not in ("division", "shards"):
-                number = int(getattr(self, column)[row])
-                settings[column] = _CHOICES[column][number] if column in _CHOICES else number
+        columns = [name for name in _COLUMNS if name not in ("division", "shards")]
         return ParallelLayout(
-            **settings | {"sequence_parallel": bool(self.sequence_parallel[row])},
+            **_settings({name: int(getattr(self, name)[row]) for name in columns}),
             pipeline=division.pipeline,
             virtual_pipeline=division.virtual,
             schedule=division.schedule,
@@ -229,13 +223,25 @@ class Columns:
         )
 
 
-_CHOICES: Mapping[str, tuple[str, ...]] = {
+_CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "sequence_parallel": (False, True),
     "recompute": MODES,
     "context_exchange": EXCHANGES,
     **dict.fromkeys(OFFLOADS, PLACES),
 }
 """The values whose indices some columns hold."""
 _COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "divisions")
+_OF_SLICE = _COLUMNS[: _COLUMNS.index("expert_tensor") + 1]
+
+
+def _settings(columns: Mapping[str, int]) -> dict[str, Any]:
+    """The settings of a layout whose columns hold these numbers."""
+    return {name: _CHOICES[name][number] if name in _CHOICES else number for name, number in columns.items()}
+
+
+def layout_of(*numbers: int) -> ParallelLayout:
+    """A layout by the first of the columns that determine a rank's share of a layer (`slice_keys`)."""
+    return ParallelLayout(**_settings(dict(zip(_OF_SLICE, numbers, strict=False))))
 
 
 def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
@@ -456,7 +462,7 @@ def _combined(
     share = job.global_batch_size // data
     passes = job.model.num_layers * context
     sizes = [size for size in divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
-    split = layout_of(tensor, sequence_parallel=True, micro_batch_size=1, context=context, exchange=exchange)
+    split = layout_of(tensor, True, 1, context, exchange)
     even = job.seq_length % tensor == 0 and not any(DEGREE_RULES["context"](job, split))
     splits = [0, 1] if tensor > 1 and even else [0]
     splits = [split for split in splits if split == (tensor > 1) or job.model.experts is None]
