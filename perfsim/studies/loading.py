@@ -76,7 +76,8 @@ class _StudyCatalog(Catalog):
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
 STUDY_ROOTS = ("batch", *(name for name in SHARED if name != "perturbations"))
-BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes", "batch")
+RECIPE_BATCHES = ("recipe.global_batch_size", "recipe.batch_size_per_device")
+BATCH_PATHS = (*RECIPE_BATCHES, "batch_sizes", "batch")
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
 VARIANT = "variant"
 """The setting of a point that names its variant."""
@@ -267,6 +268,11 @@ class Changer:
         """The study with values that its candidates share replaced, whole descriptions first."""
         whole = {_study_path(path): value for path, value in changes.items() if "." not in path}
         inner = {_study_path(path): value for path, value in changes.items() if "." in path}
+        recipe = base.recipe
+        if "batch_sizes" in whole and (recipe.global_batch_size or recipe.batch_size_per_device):
+            base = self.catalog.override(base, dict.fromkeys(RECIPE_BATCHES))
+        if base.batch_sizes != "auto" and not inner.keys().isdisjoint(RECIPE_BATCHES):
+            whole = {"batch_sizes": "auto"} | whole
         return self.catalog.override(self.catalog.override(base, whole), inner)
 
     def candidate(

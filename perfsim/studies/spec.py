@@ -287,6 +287,15 @@ class StudySpec(CatalogSpec):
                 raise refusal(f"unknown key `{key}`", help_text)
         return data
 
+    @model_validator(mode="after")
+    def _one_batch(self) -> Self:
+        recipe = self.recipe
+        own = recipe.global_batch_size or recipe.batch_size_per_device
+        if own and self.batch_sizes not in ("auto", (recipe.global_batch_size,)):
+            said = f"batch_sizes: recipe {recipe.name} has a batch of its own, {own:,}"
+            raise refusal(said, "omit batch_sizes, or write `global_batch_size: null` in the recipe")
+        return self
+
     @property
     def heading(self) -> str:
         """Its title, or `gpt3_xl on A100-80GB or CS-2`."""

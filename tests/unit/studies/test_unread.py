@@ -13,6 +13,7 @@ from perfsim.base.errors import InputError
 from perfsim.catalog import data_root, default_catalog
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question, question_of
+from perfsim.studies.batches import Target
 from perfsim.studies.loading import changed_study, load_study
 
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "batch": 64}
@@ -113,6 +114,16 @@ def test_what_all_candidates_share_is_for_those_that_read_it(tmp_path: Path) -> 
 )
 def test_a_file_with_what_none_of_its_machines_reads_is_refused(tmp_path: Path, text: str, said: str) -> None:
     assert re.search(said, refused(tmp_path, text))
+
+
+@pytest.mark.parametrize("path", ["batch", "batch_sizes", "recipe.global_batch_size"])
+def test_a_batch_that_is_asked_replaces_the_others_and_two_in_a_file_are_refused(
+    tmp_path: Path, path: str
+) -> None:
+    study = changed_study(load_study("deepseek_v3"), {path: 64}, default_catalog())
+    assert list(Target.of_study(study).batches(study, study.points[0].question)) == [64]
+    said = refused(tmp_path, f"{STUDY}recipe: deepseek_v3_pretraining\nbatch_sizes: [64]\n")
+    assert "asked.yaml:3:1: batch_sizes: recipe deepseek_v3_pretraining has a batch of its own" in said
 
 
 def test_a_measured_run_of_a_wafer_by_a_tool_of_gpus_is_refused_by_check_and_fails_in_validate(
