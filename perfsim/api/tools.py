@@ -32,7 +32,7 @@ from perfsim.specs.model import TransformerConfig
 from perfsim.specs.prices import Prices
 from perfsim.studies import trials
 from perfsim.studies.comparisons import ComparisonSpec, comparison
-from perfsim.studies.loading import SweepSpec, changed_study, load_study, load_sweep
+from perfsim.studies.loading import SweepSpec, changed_study, kind_of_study, load_study, load_sweep
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec
 
@@ -118,7 +118,7 @@ def _kind_of_file(path: Path, catalog: Catalog) -> str:
     if not counts[best]:
         known = f"--kind, one of {', '.join(KINDS)}"
         raise InputError([Problem("what kind of file is this?", str(path), 1, help=known)])
-    return best
+    return kind_of_study(str(path), catalog) if best in ("study", "sweep", "comparison") else best
 
 
 def _study(path: Path, catalog: Catalog) -> str:

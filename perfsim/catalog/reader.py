@@ -471,13 +471,14 @@ class LocatedMapping:
 
     def _astray(self, model: type[BaseModel]) -> Iterator[Problem]:
         """Sources and assumptions of values that descriptions of this class do not have."""
+        given = {path for path, _ in values(self.node).leaves()}  # paths in a grid are keys with dots
         for name in PROVENANCE if issubclass(model, CatalogSpec) else ():
             keys = self.node.mapping[name].keys if name in self.node.mapping else {}
-            for key, mark in keys.items():
+            for key in keys.keys() - given:
                 try:
                     _types_at(model, str(key))
                 except CatalogError as error:
-                    yield from placed(error.problems, mark, f"{name}: {key}: ")
+                    yield from placed(error.problems, keys[key], f"{name}: {key}: ")
 
 
 def in_order(problems: list[Problem]) -> list[Problem]:

@@ -124,6 +124,9 @@ def test_check_refuses_what_means_nothing_at_its_line(perfsim: Run, text: str, p
 def test_the_kind_of_a_file_is_told_by_its_keys(perfsim: Run, repository: Path, name: str, kind: str) -> None:
     result = perfsim("check", repository / name if "/" in name else name)
     assert f": {kind}, no mistakes" in result.stdout, result.stderr
+    if kind in ("study", "sweep", "comparison"):
+        Path("mine.yaml").write_text(f"extends: {Path(name).stem}\ntitle: mine\n", "utf-8")
+        assert f"mine.yaml: {kind}, no mistakes" in perfsim("check", "mine.yaml").stdout
 
 
 def test_the_scale_of_a_cluster_is_a_calibration_though_it_lists_its_cases(
