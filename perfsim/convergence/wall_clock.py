@@ -20,7 +20,8 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.base.spec import UNNAMED
-from perfsim.base.units import DAY_S
+from perfsim.base.text import number
+from perfsim.base.units import DAY_S, TIME_UNITS
 from perfsim.convergence.uncertain import Z_90, Place, Uncertain, Values, typical
 from perfsim.specs.wall_clock import (
     CheckpointTier,
@@ -236,6 +237,11 @@ def inputs_of(spec: WallClockSpec) -> list[Uncertain]:
     return [entry for entry in _ranges(spec).values() if entry.low < entry.high]
 
 
+def _lasting(seconds: float) -> str:
+    name, size = next((name, size) for name, _, size, least in TIME_UNITS if seconds >= least)
+    return f"{number(seconds / size, 2)} {name}"
+
+
 def _ranges(spec: WallClockSpec) -> dict[int, Uncertain]:
     """The ranges of a wall clock by their ids, named by field, domain or tier, and clock."""
     named: list[Any] = [part for tier in spec.copies for part in (*tier.survives, tier)]
@@ -363,7 +369,7 @@ class _Clock:
         failures_per_s = middle(_sum(tier.failures_per_s for tier in self.failing.tiers))
         gigabytes = run.num_parameters / 1e9
         copies = [
-            f"{gigabytes * spec.checkpoint_bytes:,.0f} GB every {middle(made.interval_s) / 3600:.2g} h"
+            f"{gigabytes * spec.checkpoint_bytes:,.0f} GB every {_lasting(middle(made.interval_s))}"
             + (f" to {tier.name}" if tier.name else "")
             + (f", written in the background in {middle(made.background_s):.3g} s" if tier.copy_rate else "")
             for tier, made in zip(spec.copies, self.failing.tiers, strict=True)
@@ -376,7 +382,7 @@ class _Clock:
             "checkpoints": ", ".join(copies),
         }
         if failures_per_s:
-            words["failures"] = f"one every {1 / failures_per_s / DAY_S:.2g} days"
+            words["failures"] = f"one every {_lasting(1 / failures_per_s)}"
             total = _sum(seconds for _, seconds in self.parts())
             if np.any(self.time_s < LEAST_PROGRESS * total):
                 words["failures"] += (

@@ -95,7 +95,8 @@ CLIPPED = """() => {
   const cut = [];
   const inside = (part, box) => part.left >= box.left - 1.5 && part.right <= box.right + 1.5;
   const page = { left: 0, right: document.documentElement.clientWidth };
-  for (const part of document.querySelectorAll('h1, h2, h3, .answer, .sub, .verdict, .badge, .value')) {
+  const whole = 'h1, h2, h3, .answer, .sub, .verdict, .badge, .value, #ranks .scroll, #whole-run .scroll';
+  for (const part of document.querySelectorAll(whole)) {
     const box = part.getBoundingClientRect();
     if (box.width > 1 && (!inside(box, page) || part.scrollWidth > part.clientWidth + 1 && box.height > 1
         && getComputedStyle(part).display !== 'inline')) cut.push(part.textContent);

@@ -64,6 +64,9 @@ def test_checkpoints_and_first_weights_of_a_cs_2_take_what_its_logs_say() -> Non
     assert 0.09 < checkpoints.typical_s / RUN.time_s < 0.13
     assert checkpoints.high_s / RUN.time_s < 0.25
     assert checkpoints.how.startswith("73 GB every "), "12 bytes of each of 6.05 billion parameters"
+    assert checkpoints.how.endswith(" min"), "a thousand steps of 4 s"
+    rare = NumberRange(low=0.001, typical=0.002, high=0.01)
+    assert parts_of(clock(failures_per_node_day=rare))["failures"].how == "one every 250 days", "not 2.5e+02"
     assert parts["first weights"].high_s == pytest.approx(129.3, rel=0.01)
 
 
