@@ -352,7 +352,7 @@ def best_plan(question: Question, *, ranks: bool = False, reported: bool = True)
 SHARE = 8
 """A batch divides where one in SHARE devices, a node of a DGX, can be a replica."""
 RANGE = 0.1
-"""How far another batch, or number of devices, may be away, as a share of it, where the asked are legal."""
+"""How far another batch, by at least one, or number of devices may be away, where the asked are legal."""
 MOST_NEAR = 16
 """How many other batches, and numbers of devices, are looked at for one that has a plan."""
 
@@ -372,7 +372,8 @@ def divisible(question: Question, *, legal: bool = True, fit: bool = False) -> l
     node = question.topology.devices_per_node if question.machine.fragments_memory else 0
     if not node or (legal and divides(batch, devices)):
         return []
-    near, far = (int(RANGE * batch), int(RANGE * devices)) if legal else (max(batch, devices), devices)
+    within = max(1, int(RANGE * batch)), int(RANGE * devices)
+    near, far = within if legal else (max(batch, devices), devices)
     batches = (batch + sign * step for step in range(1, 1 + near) for sign in (-1, 1))
     numbers = (devices + sign * step for step in range(node, 1 + far, node) for sign in (-1, 1))
     found = (replace(question, batch=other) for other in batches if other > 0 and divides(other, devices))

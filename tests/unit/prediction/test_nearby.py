@@ -30,7 +30,7 @@ def test_no_nearer_batch_or_number_of_whole_nodes_divides(nodes: int, batch: int
         assert other.devices % 8 == 0
         assert (size == batch) != (other.devices == devices)
         change = abs(size - batch) or abs(other.devices - devices) // 8
-        assert abs(size - batch) <= RANGE * batch
+        assert abs(size - batch) <= max(1, RANGE * batch)
         assert abs(other.devices - devices) <= RANGE * devices
         for away in range(1 - change, change):
             near = (devices, batch + away) if size != batch else (devices + 8 * away, batch)
@@ -45,6 +45,7 @@ def test_a_plan_answers_for_the_batch_that_divides_next_to_the_asked_one() -> No
     assert other.gain == pytest.approx(48 * 2048 / other.step_time_s / rate)
     assert other.gain > LEAST_GAIN
     assert not plan_layouts(asked(48, 48, runs_on="any"), shown=1).nearby
+    assert [near.job.global_batch_size for near in divisible(asked(64, 7))] == [8]
 
 
 def test_a_plan_whose_tensor_groups_leave_nodes_names_the_number_of_devices_over_which_layers_divide() -> (
