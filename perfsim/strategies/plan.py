@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, Protocol
 
 import numpy as np
@@ -22,6 +23,11 @@ from perfsim.work import GraphBuilder, TaskGraph
 
 MEMORY = "memory"
 """The reason of layouts that need more memory than a device has."""
+
+
+def _numbered(answer: Callable[[Any], Any], kept: Ints, chosen: Any) -> Any:
+    """What is answered of the layouts that have these numbers among those that are kept."""
+    return answer(kept[chosen])
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,9 @@ class Screening:
             self,
             estimate_s=self.estimate_s[kept],
             memory_share=self.memory_share[kept],
-            layout=lambda index: self.layout(int(kept[index])),
+            layout=partial(_numbered, self.layout, kept),
             screened=self.screened - self.feasible + len(kept),
-            closer=None if closer is None else lambda indices: closer(kept[indices]),
+            closer=None if closer is None else partial(_numbered, closer, kept),
             alike=None,
         )
 
