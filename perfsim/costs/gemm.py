@@ -31,9 +31,8 @@ from perfsim.base.errors import InputError
 from perfsim.specs.calibration import GemmConstants, GpuCalibration, NarrowGemmConstants
 from perfsim.specs.hardware import DeviceSpec
 from perfsim.specs.precisions import PRECISIONS, Precision
+from perfsim.work.kernels import HALF
 
-ELEMENT_BYTES = 2.0
-"""Bytes of a number of operands and results in bf16 and fp16, to which constants are fitted."""
 _PARTIAL_SUM_BYTES = 8.0
 """Bytes of one fp32 partial sum, written and read."""
 _CHUNK = 4096
@@ -75,7 +74,7 @@ class GemmModel:
     memory_bytes_per_s: float
     compute_units: int
     sustained_fraction: float = 1.0
-    element_bytes: float = ELEMENT_BYTES
+    element_bytes: float = HALF
     result_bytes: float | None = None
     """None: as an operand."""
 

@@ -189,11 +189,10 @@ class _BlockLayout:
         return {name: flat[part].reshape(self.shapes[name]) for name, part in self.parts.items()}
 
     def flat(self, parts: Iterable[tuple[str, Floats]]) -> Floats:
-        """The flat vector of named parts, summed by name; parts of other blocks are left out."""
+        """The flat vector of named parts, summed by name."""
         result = np.zeros(self.size)
         for name, value in parts:
-            if name in self.parts:
-                result[self.parts[name]] += value.ravel()
+            result[self.parts[name]] += value.ravel()
         return result
 
     def gradient(self, gradients: Iterable[tuple[str, Callable[[], Floats]]]) -> Floats:

@@ -18,6 +18,7 @@ from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import EMBEDDING, HEAD, Kind, TaskGraph, Work
 from perfsim.work.graph import rank_of
+from perfsim.work.kernels import FULL
 from perfsim.work.layer import padded_vocab_size
 from perfsim.work.tensors import EXPERTS
 
@@ -31,8 +32,6 @@ from perfsim.work.tensors import EXPERTS
 # under sequence parallelism a transfer between stages is executed whole (each peer computes the whole norm)
 # and priced at each peer's share.
 
-SINGLE_BYTES = 4.0
-"""Of a statistic of a softmax, and of a norm."""
 ROUNDING = 1.0
 """Elements of rounding for each shard of a tensor that does not divide evenly."""
 
@@ -73,7 +72,7 @@ class GpuPrices:
 
     def bytes_per_element(self, message: Message) -> float:
         if message.content in ("statistics", "norm"):
-            return SINGLE_BYTES
+            return FULL
         if message.content in ("gradients", "table", "shards"):
             return state_bytes(self.recipe).reduced
         return self.recipe.element_bytes

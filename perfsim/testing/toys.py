@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfsim.base.errors import GraphError
+from perfsim.base.units import GIB
 from perfsim.costs.gpu import HOST_OPERATIONS, HostCosts
 from perfsim.costs.price import Costs
 from perfsim.machines import build_topology
@@ -19,8 +20,6 @@ from perfsim.specs.recipe import RUNTIME_FIELDS, Job, Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan, Strategy, strategy
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
-
-GIB = 2.0**30
 
 
 def _link(bytes_per_s: float, latency_s: float) -> hardware.LinkSpec:
