@@ -171,9 +171,8 @@ def counted(number: float, name: str, several: str = "") -> str:
     return f"{integer(number)} {name if number == 1 else several or f'{name}s'}"
 
 
-_SHORT = {
-    name: AXES[name].short for name in ("tensor", "pipeline", "virtual_pipeline", "data", "micro_batch_size")
-}
+_DEGREES = ("tensor", "context", "pipeline", "virtual_pipeline", "data", "expert", "micro_batch_size")
+_SHORT = {name: AXES[name].short for name in _DEGREES}
 
 
 def layout_short(layout: Mapping[str, Any]) -> str:
@@ -186,7 +185,7 @@ def layout_short(layout: Mapping[str, Any]) -> str:
 
 
 def _degrees_text(layout: Mapping[str, Any]) -> str:
-    """`tp8 dp16 mbs4`: degrees of tensor and pipeline are left out where they are 1."""
+    """`tp8 dp16 mbs4`: other degrees than these of replicas are left out where they are 1."""
     always = ("data", "micro_batch_size")
     given = [(name, layout[name]) for name in _SHORT if layout.get(name) is not None]
     return " ".join(f"{_SHORT[name]}{value}" for name, value in given if name in always or value != 1)
