@@ -364,16 +364,19 @@ class WaferCluster(Machine):
 
     def compute_remedy(self, plan: StreamingPlan, fixed: float, recompute: float, /) -> str:
         """Wider layers where rows of weights take long; a wafer recomputes whatever its memory."""
+        more = self.more
+        if plan.layout.data == plan.topology.system.max_systems:
+            more = f"a cluster of more than {plan.layout.data} systems"
         if fixed > HEAVY:
             tiled = not plan.job.model.experts or plan.topology.system.streaming.attention_tiles > 1
             larger = "a larger micro-batch" if tiled else "attention in tiles (streaming.attention_tiles)"
             return (
-                f"{self.more}, or layers wider than {plan.job.model.hidden_size:,}, or {larger}: "
+                f"{more}, or layers wider than {plan.job.model.hidden_size:,}, or {larger}: "
                 f"{100 * fixed:.0f} % of the step goes to rows of weights, which take the same time whatever "
                 "the tokens"
             )
         if plan.system.device.kind == "wafer":
-            return self.more
+            return more
         return super().compute_remedy(plan, fixed, recompute)
 
     def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:

@@ -145,6 +145,8 @@ def test_small_layers_on_a_wafer_are_told_of_the_rows_of_their_weights() -> None
     assert "layers wider than 768" in small
     assert re.search(r"\d+ % of the step goes to rows of weights", small)
     assert large == "more systems, each with the same batch"
+    whole = ps.predict(model="gpt3_xl", system="cs-2", devices=192, batch=192).why.remedy
+    assert whole.startswith("a cluster of more than 192 systems, or layers wider")
 
 
 def test_breakdown_and_trace_name_what_a_layer_does_on_a_wafer_as_why_does(tmp_path: Path) -> None:
