@@ -103,10 +103,8 @@ def write_solve(solved: Solved, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page."""
     table = _solutions(solved)
     found = listed(zip(table.texts("candidate"), table.texts(solved.find), strict=True))
-    sections = [
-        Section("The answer", note=" ".join(_notes(solved)), table=table, slug="answer"),
-        *_curve(solved),
-    ]
+    notes = " ".join(f"{note.removesuffix('.')}." for note in _notes(solved))
+    sections = [Section("The answer", note=notes, table=table, slug="answer"), *_curve(solved)]
     words = text.capital("; ".join(f"{name}: {_first_of(values)}" for name, values in found.items()))
     page = Page(solved.sweep.sweep.spec.title, sections, _asked(solved), f"{words}.")
     return page.write(folder, document_text(solve_document(solved)))

@@ -48,7 +48,7 @@ UNLINKED = Simulated(events=1200, flows=0, links=0, contended_s=0.0, engine="sim
         (text.large(2.43e7), "24.3 million"),
         (text.large(1536), "1,536"),
         (text.layout_short({"tensor": 8, "pipeline": 1, "micro_batch_size": 4}), "tp8 mbs4"),
-        (text.layout_short({"context": 2, "pipeline": 4, "virtual_pipeline": 2, "expert": 8}), "cp2 pp4 vpp2 ep8"),
+        (text.layout_short({"context": 2, "virtual_pipeline": 2, "expert": 8}), "cp2 vpp2 ep8"),
         (text.layout_short({"tensor": 1, "pipeline": 1, "data": 16}), "dp16"),
         (text.layout_short({"data": 2, "zero_stage": 1, "offload_optimizer": "cpu"}), "dp2 zero1 offload"),
         (text.layout_short({"data": 2, "offload_optimizer": "none"}), "dp2"),
