@@ -383,6 +383,8 @@ def _init(file: Path, model: str, recipe: str | None, system: str, devices: int)
 
     if file.exists():
         raise InputError(f"{file} is there already; name another file")
+    if file.suffix not in (".yaml", ".yml"):
+        raise InputError(f"{file} is no YAML file, whose name ends in .yaml", "try my_study.yaml")
     check_file(file, "FILE")
     catalog = default_catalog()
     shape = catalog.model(model)

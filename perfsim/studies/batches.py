@@ -142,9 +142,6 @@ class Target:
         if tokens is None and recipe.target_loss is not None:
             loss = by_law.target(recipe.target_loss, counted(model, by_law), law.loss_scale)
             tokens = loss.tokens
-        if law.loss_scale and recipe.target_loss is None:
-            said = f"loss_scale {law.loss_scale} is of target_loss, which recipe {recipe.name} does not give"
-            raise InputError(said, "omit loss_scale, or give target_loss in place of tokens")
         fit = law.fit
         if fit is not None and tokens is None:
             tokens = fit.e_min_tokens

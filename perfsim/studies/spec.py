@@ -288,12 +288,14 @@ class StudySpec(CatalogSpec):
         return data
 
     @model_validator(mode="after")
-    def _one_batch(self) -> Self:
+    def _agrees(self) -> Self:
         recipe = self.recipe
         own = recipe.global_batch_size or recipe.batch_size_per_device
         if own and self.batch_sizes not in ("auto", (recipe.global_batch_size,)):
             said = f"batch_sizes: recipe {recipe.name} has a batch of its own, {own:,}"
             raise refusal(said, "omit batch_sizes, or write `global_batch_size: null` in the recipe")
+        if self.convergence.loss_scale and recipe.target_loss is None:
+            raise refusal(f"convergence: loss_scale is of a target_loss; recipe {recipe.name} has none")
         return self
 
     @property

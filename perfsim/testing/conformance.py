@@ -29,7 +29,7 @@ from perfsim.prediction.verification import SamplingSpec, verify
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.specs.layout import Layout, ParallelLayout, text_of
 from perfsim.specs.recipe import Job
-from perfsim.strategies import MEMBERS, Plan, Strategy
+from perfsim.strategies import MEMBERS, STRATEGIES, Plan, Strategy
 from perfsim.testing import toys
 from perfsim.work import TaskGraph
 from perfsim.work.graph import computes
@@ -350,6 +350,8 @@ def check_strategy(strategy: Strategy, cases: list[Case] | None = None) -> None:
     """
     missing = [member for member in MEMBERS if not hasattr(strategy, member)]
     _require(not missing, f"no {', '.join(missing)}; inherit from perfsim.strategies.Strategy")
+    ours = STRATEGIES.get(strategy.name, strategy)
+    _require(ours == strategy, f"perfsim has a strategy {strategy.name!r} and uses that; rename it")
     cases = cases_for(strategy) if cases is None else cases
     for case in cases:
         for promise in PROMISES.values():

@@ -30,6 +30,7 @@ def test_a_first_study_has_no_mistake_and_says_what_to_do_next(perfsim: Run) -> 
     assert checked.stdout.startswith("mine.yaml: study, no mistakes (gpt3_xl by "), checked.stderr
     assert "2 CS-2, weight-streaming" in checked.stdout
     assert perfsim("init", "mine.yaml").exit_code == 2, "nothing is overwritten"
+    assert "ends in .yaml" in perfsim("init", "mine.txt").stderr, "no study is read from it"
 
 
 def test_the_machine_that_a_first_study_has_in_comments_can_be_used(perfsim: Run) -> None:
@@ -85,7 +86,7 @@ MISTAKES = {
     "production": (f"{ON_GPUS}production: 7\n", "3:13: production: "),
     "assumption": (f"{ON_GPUS}assumed: {{recipe.toknes: ours}}\n", "3:11: assumed: recipe.toknes: `toknes`"),
     "law": (f"{ON_GPUS}convergence: {{critical_batch_tokens: 1e6}}\n", "belongs to law constant"),
-    "corpus": (f"{ON_GPUS}convergence: {{loss_scale: C4}}\n", "loss_scale C4 is of target_loss"),
+    "corpus": (f"{ON_GPUS}convergence: {{loss_scale: C4}}\n", "3:1: convergence: loss_scale is of a target_loss"),
     "law of losses": (f"{ON_GPUS}convergence: {{loss_law: kaplam}}\n", "3:25: convergence.loss_law: unknown"),
     "precision": (
         f"{ON_GPUS}recipe: {{extends: gpt3_20b_chinchilla, precision: fp8}}\n",

@@ -134,6 +134,8 @@ def test_a_strategy_that_plans_nothing_is_told() -> None:
 
     with pytest.raises(BrokenPromise, match="has no plan that fits any case"):
         check_strategy(PlansNothing())
+    with pytest.raises(BrokenPromise, match="perfsim has a strategy 'data' and uses that"):
+        check_strategy(ThreeD("data", ("data",), "a plug-in that nothing would use"))
 
 
 def test_a_strategy_for_another_kind_of_machine_brings_its_own_cases() -> None:
