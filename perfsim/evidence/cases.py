@@ -221,6 +221,9 @@ class Measured(_CaseSpec):
 
 
 STREAMING = "weight-streaming"
+_UNFUSED_ATTENTION = "NVTE_FUSED_ATTN=0"
+"""The setting of Transformer Engine with which attention is FlashAttention 2 instead of cuDNN's."""
+_CONTAINER = re.compile(r"container (\d\d\.\d\d)")
 _KEEPS_QKV = "save_qkv_proj"
 """MaxText's policy of full recompute that keeps the results of the QKV projections."""
 _BY_OPERATOR = "per-op selective"
@@ -265,6 +268,17 @@ class StepCase(_CaseSpec):
     sweep: str | None = None
     assumed: tuple[str, ...] = ()
     notes: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_files(cls, value: Any) -> Any:
+        """The two settings that older files give in `notes` only, as fields."""
+        notes = str(value.get("notes", "")) if isinstance(value, dict) else ""
+        if container := _CONTAINER.search(notes):
+            value = {"container": container[1], **value}
+        if _UNFUSED_ATTENTION in notes and isinstance(value.get("training"), dict):
+            value = {**value, "training": {"attention_kernel": "synchronous", **value["training"]}}
+        return value
 
     @property
     def scored(self) -> bool:
