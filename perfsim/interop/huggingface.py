@@ -185,11 +185,7 @@ FAMILIES: Mapping[str, Fields] = {
     **dict.fromkeys(("qwen3", "qwen3_moe", "exaone4", "hunyuan_v1_dense"), QWEN3),
     "seed_oss": {**LLAMA, "output_bias": _flag("attention_out_bias")},
     "arcee": {**LLAMA, "gated_mlp": False},
-    "apertus": {
-        **QWEN3,
-        "gated_mlp": False,
-        "parts": lambda s: {"two numbers of each activation": 2 * s.ours["model.num_layers"]},
-    },
+    "apertus": {**QWEN3, "gated_mlp": False, "parts": lambda s: {"xIELU": 2 * s.ours["model.num_layers"]}},
     "chatglm": {
         **LLAMA,
         **_biases(_flag("add_bias_linear")),
@@ -234,7 +230,7 @@ OMITTED = {"gemma3_text": _GEMMA3 | _GEMMA3_HEADS, "falcon": {"max_position_embe
 """What files of a family leave to the defaults of transformers."""
 ALIBI_BLOOM_POSITIONS = 2048
 """Longest sequence where a file with ALiBi positions gives none."""
-ALTERNATING = ("gpt_oss", "gemma2")
+ALTERNATING = {"gpt_oss": 2, "gemma2": 2}
 """Families whose layers have a window and all positions in turn, beginning with a window."""
 HIDDEN = "hidden_size n_embd d_model n_embed dim"
 LAYERS = "num_hidden_layers n_layer n_layers num_layers"
@@ -346,8 +342,7 @@ def _window(settings: Settings, family: str) -> dict[str, int | None]:
             settings.gap(f"attention in a sliding window of {window} in some layers; taken as full attention")
             return {}
     else:
-        every = settings.integer("sliding_window_pattern", most=MOST_LAYERS)
-        every = 2 if every is None and family in ALTERNATING else every
+        every = settings.integer("sliding_window_pattern", most=MOST_LAYERS) or ALTERNATING.get(family)
     return {} if every == 1 else {"model.sliding_window": window, "model.sliding_window_pattern": every}
 
 

@@ -24,7 +24,6 @@ from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, only, qk_norm
 from perfsim.specs.layout import RECOMPUTED, ParallelLayout, layers_of_stages, recompute_of
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.trainers import TRAINERS, Limits
 from perfsim.strategies.schedules import JOINED
 
@@ -45,8 +44,9 @@ POSITIONS_READ = {
 RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
 """The comment of the emitted flags that says how many ranks they are for."""
 BACKENDS = {"flash": "flash", "standard": "unfused"}
-BACKENDS_READ = {
-    **dict.fromkeys(("flash", "fused", "auto"), "flash"),
+LATENT_BACKENDS = BACKENDS | {"flash": "fused"}
+"""FlashAttention 2 has no values of another width than the keys."""
+BACKENDS_READ = dict.fromkeys(("flash", "fused", "auto"), "flash") | {
     "unfused": "standard",
     "local": "standard",
 }
@@ -430,17 +430,10 @@ def _graphed(settings: Settings) -> bool | None:
 def _connections(chosen: Chosen) -> str:
     """What `CUDA_DEVICE_MAX_CONNECTIONS` has to be; Megatron refuses to start else on Hopper and before."""
     layout = chosen.layout
-    if layout.zero_stage in SHARDING:
+    # With 1 the exchange of joined passes waits for their products.
+    if layout.zero_stage in SHARDING or layout.schedule in JOINED.values():
         return "leave CUDA_DEVICE_MAX_CONNECTIONS unset (or above 1); "
-    if layout.schedule in JOINED.values():  # with 1 the exchange of rows waits for the other passes
-        return "export CUDA_DEVICE_MAX_CONNECTIONS=32; "
     return "export CUDA_DEVICE_MAX_CONNECTIONS=1; " if max(layout.tensor, layout.context) > 1 else ""
-
-
-def _gathers_alone(chosen: Chosen) -> str:
-    runtime = chosen.job.runtime
-    alone = runtime.overlap_param_gather and not runtime.overlap_grad_reduce
-    return "it gathers parameters ahead only with overlap_grad_reduce" if alone else ""
 
 
 def _optimizer_word(settings: Settings) -> str:
@@ -486,7 +479,12 @@ RECIPE: tuple[Row, ...] = (
     # A graph of whole steps demands these two.
     Row.spelled("runtime.cuda_graph", "te_rng_tracker", {True: True}),
     Row.spelled("runtime.cuda_graph", "no_check_for_nan_in_loss_and_grad", {True: True}),
-    Row.spelled("runtime.attention", "attention_backend", BACKENDS, _attention),
+    Row(
+        "runtime.attention",
+        "attention_backend",
+        lambda c: (LATENT_BACKENDS if c.job.model.latent_attention else BACKENDS)[c.job.runtime.attention],
+        _attention,
+    ),
     # Megatron has both dropouts where a file does not tell.
     Row.spelled(
         "recipe.dropout",
@@ -499,22 +497,20 @@ RECIPE: tuple[Row, ...] = (
     Row("runtime.framework", f"transformer_impl attention_backend {' '.join(OF_CORE)}", read=_framework),
     Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=(CORE,)),
     Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
+    Row.lacks(
+        "recipe.optimizer",
+        "ZeRO of {0}: --optimizer dist_{0} and --ckpt-format torch, without --use-distributed-optimizer",
+        when=lambda c: c.layout.zero_stage and c.job.recipe.optimizer == "muon",
+    ),
     Row.refuses(
         "recipe.optimizer", "{} on CPUs", unless=TRAINERS["megatron"].on_cpu, when=lambda c: c.layout.offloads
     ),
-    Row("runtime.overlap_param_gather", refusal=_gathers_alone),
-    tool.TF32_PRODUCTS,
     Row.refuses(
-        "recipe.precision",
-        "it trains experts in bf16 and narrower, not in {}",
-        unless={*PRECISIONS} - {*WIDE_OR_FP16},
-        when=lambda c: c.job.model.experts,
+        "runtime.overlap_param_gather",
+        "it gathers parameters ahead only with overlap_grad_reduce",
+        when=lambda c: not c.job.runtime.overlap_grad_reduce,
     ),
-    Row.lacks(
-        "runtime.cuda_graph",
-        "recompute inside a CUDA graph of whole steps; it takes a release after Megatron-Core 0.15",
-        when=lambda c: c.layout.recompute != "none",
-    ),
+    tool.TF32_PRODUCTS,
     Row.lacks(
         "recipe.precision",
         "products in {}; bf16 is written",

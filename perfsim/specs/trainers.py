@@ -272,8 +272,8 @@ class Limits:
 
     def lacks(self, layout: ParallelLayout, model: TransformerConfig | None = None) -> list[str]:
         """What it cannot run of a layout, of a model if one is given; in words, empty where it runs it."""
-        of_model = () if model is None else (self.lacks_experts(layout, model), lacks_ring(layout, model))
-        lacking = [text for text in of_model if text]
+        of_model = "" if model is None else self.lacks_of(layout, model)
+        lacking = [of_model] if of_model else []
         if self.zero_stages is not None and layout.zero_stage not in self.zero_stages:
             stages = " and ".join(map(str, self.zero_stages))
             lacking.append(f"zero_stage {layout.zero_stage}: the rule for runtimes takes it for {stages}")
@@ -289,18 +289,14 @@ class Limits:
             lacking.append(f"{axis} {written(value)}: {[values, *refusals][-1]}")
         return lacking
 
-    def lacks_experts(self, layout: ParallelLayout, model: TransformerConfig) -> str:
-        """Why it cannot divide the experts of a model so, in words; empty where it can."""
+    def lacks_of(self, layout: ParallelLayout, model: TransformerConfig) -> str:
+        """Why it cannot divide the experts or the windows of a model so, in words; empty where it can."""
         whole = model.experts is not None and layout.expert == 1 and layout.expert_tensor != layout.tensor
-        words = f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts where expert is 1"
-        return words if TRAINERS[self.tool].divides_experts and whole else ""
-
-
-def lacks_ring(layout: ParallelLayout, model: TransformerConfig) -> str:
-    """Why no tool has ranks in a ring for a model, in words; empty where some do."""
-    rings = layout.context > 1 and layout.context_exchange == "ring"
-    words = "context_exchange ring: the ring of no tool attends in a window; its values are all_to_all"
-    return words if rings and model.sliding_window is not None else ""
+        if whole and TRAINERS[self.tool].divides_experts:
+            return f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts where expert is 1"
+        rings = layout.context > 1 and layout.context_exchange == "ring" and model.sliding_window is not None
+        words = "context_exchange ring: the ring of no tool attends in a window; its values are all_to_all"
+        return words if rings else ""
 
 
 def _in_use(layout: ParallelLayout, axis: str) -> bool:

@@ -36,7 +36,7 @@ from perfsim.specs.layout import EXCHANGES, OF_LATENTS, OF_MODULES, OFFLOADS, Pa
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Job
-from perfsim.specs.trainers import TRAINERS, Limits, lacks_ring
+from perfsim.specs.trainers import TRAINERS, Limits
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import ENDS, Division, Divisions, RankColumns, divided, kind_numbers
@@ -371,14 +371,16 @@ def head_layers(job: Job, layer_bytes: float | None = None) -> int:
 def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple[int, int]]:
     """Context degrees that keep the rules, inside a node or over whole nodes; with the index of exchange."""
     recompute = "none" if job.recipe.recompute == "auto" else job.recipe.recompute
+    alone = ParallelLayout(tensor, recompute=recompute, expert_tensor=tensor)
+    limits = job.runtime.searched
     for ranks in divisors(topology.num_devices // tensor):
         placed = _placed(topology, tensor * ranks)
         if ranks > 1 and (not placed or job.seq_length // ranks < LEAST_POSITIONS):
             continue
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
-            layout = ParallelLayout(tensor, context=ranks, context_exchange=exchange, recompute=recompute)
-            runs = job.runtime.searched is None or not lacks_ring(layout, job.model)
-            if runs and not any(DEGREE_RULES["context"](job, layout)):
+            layout = replace(alone, context=ranks, context_exchange=exchange)
+            lacks = limits is not None and limits.lacks_of(layout, job.model)
+            if not (lacks or any(DEGREE_RULES["context"](job, layout))):
                 yield ranks, number
 
 
@@ -407,7 +409,7 @@ def _expert_degrees(
             held_bytes = experts_bytes / (pipeline * together)
             if not placed or (ranks < most and held_bytes > topology.system.device.memory.capacity):
                 continue
-            if limits is not None and limits.lacks_experts(legal, job.model):
+            if limits is not None and limits.lacks_of(legal, job.model):
                 continue
             if not any(DEGREE_RULES["expert"](job, legal)):
                 yield ranks, shared
