@@ -136,7 +136,7 @@ def _with_system(asked: Question, path: str, value: Any) -> Question:
 
 # What differs between two studies, and how much each changed input moves the answer.
 
-LEFT_OUT = PROSE | {"name", "title", "question", "sampling"}
+LEFT_OUT = PROSE | {"name", "noun", "title", "question", "sampling"}
 """Fields that move no time."""
 MOST_CHANGES = 24
 _MOST_S = 1e18
@@ -311,7 +311,9 @@ def _text(value: Any) -> str:
     """A value in a few characters; a description by its name."""
     if isinstance(value, Mapping) and "name" in value:
         return str(value["name"])
-    words = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{key} {_text(part)}" for key, part in value.items() if part is not None)
+    words = f"{value:.6g}" if isinstance(value, float) else "none" if value is None else str(value)
     return words if len(words) <= 60 else f"{words[:57]}..."
 
 
