@@ -247,7 +247,8 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     @staticmethod
     def _notes(store: Store, layout: StreamingLayout, microbatches: int) -> Iterator[str]:
         group = layout.recompute_layers
-        policy = "resident" if group == 0 else f"recompute every {group} layers"
+        policies = {0: "resident", 1: "recompute every layer"}
+        policy = policies.get(group, f"recompute every {group} layers")
         if layout.spill:
             policy = "spill" if group == 0 else f"{policy}, inputs spilled"
         if microbatches > 1:
