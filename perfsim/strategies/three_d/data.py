@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -54,31 +55,15 @@ OPTIMIZER_LAUNCHES = 24
 
 
 def collective(
-    axis: str,
-    op: str,
-    n_bytes: float,
-    ranks: RankGroup,
-    *made: TensorClass,
-    name: str = "",
-    fan_out: int = 1,
-    next_to: Kernel | None = None,
-    experts: bool = False,
+    axis: str, op: str, n_bytes: float, ranks: RankGroup, *made: TensorClass, name: str = "", **also: Any
 ) -> Work:
-    """A collective of the ranks of an axis, called by axis and operation unless it has another `name`."""
+    """A collective of the ranks of an axis, called by axis and operation unless it has another `name`.
+
+    `also` are further fields of the work.
+    """
     category = f"{axis}_communication"
     name = name or f"{axis}.{op}"
-    return Work(
-        name,
-        Kind.COMM_COLL,
-        op,
-        category,
-        comm_bytes=n_bytes,
-        group=ranks,
-        writes=made,
-        fan_out=fan_out,
-        next_to=next_to,
-        experts=experts,
-    )
+    return Work(name, Kind.COMM_COLL, op, category, (), n_bytes, ranks, made, **also)
 
 
 @dataclass(frozen=True, slots=True)

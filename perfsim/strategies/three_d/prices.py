@@ -230,11 +230,9 @@ def _further_head_terms(job: Job, which: LayerPass, roles: Sequence[str], *degre
 
 
 @lru_cache(maxsize=16384)
-def _routed_terms(
-    job: Job, which: Which, roles: Sequence[str], sequences: int, ranks: int, expert: int, shared_by: int
-) -> Named:
-    """Routed experts on the rows that arrive, and the way of rows to them and back."""
-    group = _experts(job, sequences, ranks, expert, shared_by)
+def _routed_terms(job: Job, which: Which, roles: Sequence[str], *degrees: int) -> Named:
+    """Routed experts on the rows that arrive, and the way of rows to them and back; degrees of `_experts`."""
+    group = _experts(job, *degrees)
     exchanges = *group.to_experts, *group.from_experts
     named: Named = dict.fromkeys(roles, (group.parts(which).experts, *exchanges))
     forward = {"dispatched": group.to_experts, "exchanged": exchanges}
@@ -242,9 +240,9 @@ def _routed_terms(
 
 
 @lru_cache(maxsize=16384)
-def _apart_terms(job: Job, mode: Recompute, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
-    """What a mode runs again of experts by itself."""
-    return {"recompute": _experts(job, sequences, ranks, expert, shared_by, mode).again}
+def _apart_terms(job: Job, mode: Recompute, *degrees: int) -> Named:
+    """What a mode runs again of experts by itself, by degrees of `_experts`."""
+    return {"recompute": _experts(job, *degrees, mode=mode).again}
 
 
 @lru_cache(maxsize=16384)

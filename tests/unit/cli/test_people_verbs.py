@@ -86,7 +86,10 @@ MISTAKES = {
     "production": (f"{ON_GPUS}production: 7\n", "3:13: production: "),
     "assumption": (f"{ON_GPUS}assumed: {{recipe.toknes: ours}}\n", "3:11: assumed: recipe.toknes: `toknes`"),
     "law": (f"{ON_GPUS}convergence: {{critical_batch_tokens: 1e6}}\n", "belongs to law constant"),
-    "corpus": (f"{ON_GPUS}convergence: {{loss_scale: C4}}\n", "3:1: convergence: loss_scale is of a target_loss"),
+    "corpus": (
+        f"{ON_GPUS}convergence: {{loss_scale: C4}}\n",
+        "3:1: convergence: loss_scale is of a target_loss",
+    ),
     "law of losses": (f"{ON_GPUS}convergence: {{loss_law: kaplam}}\n", "3:25: convergence.loss_law: unknown"),
     "precision": (
         f"{ON_GPUS}recipe: {{extends: gpt3_20b_chinchilla, precision: fp8}}\n",
