@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from perfsim.specs.calibration import Fusion, Selective
 from perfsim.specs.layout import ContextExchange, Recompute
@@ -270,19 +270,12 @@ class LayerSlice:
 
 
 def gemm(
-    name: str,
-    m: int,
-    n: int,
-    k: int,
-    batch: int = 1,
-    partition: Partition = "none",
-    parts: int = 1,
-    element_bytes: float = HALF,
+    name: str, m: int, n: int, k: int, batch: int = 1, element_bytes: float = HALF, **also: Any
 ) -> Kernel:
-    """A GEMM: 2 m n k FLOPs per batch entry, each operand moved once."""
+    """A GEMM: 2 m n k FLOPs per batch entry, each operand moved once; `also` are further fields."""
     flop = 2.0 * m * n * k * batch
     n_bytes = element_bytes * batch * (m * k + k * n + m * n)
-    return Kernel(name, "gemm", flop, n_bytes, m, n, k, batch, partition, parts, element_bytes=element_bytes)
+    return Kernel(name, "gemm", flop, n_bytes, m, n, k, batch, element_bytes=element_bytes, **also)
 
 
 def elementwise(name: str, n_bytes: float, launches: int = 1) -> Kernel:

@@ -49,7 +49,7 @@ def _linear(name: str, part: LayerSlice, n_in: int, n_out: int, partition: Parti
     parts = 1 if partition == "none" else part.tensor
     k = n_in // parts if partition == "row" else n_in
     n = n_out // parts if partition == "column" else n_out
-    return gemm(name, m or part.tokens, n, k, 1, partition, parts, part.element_bytes)
+    return gemm(name, m or part.tokens, n, k, 1, part.element_bytes, partition=partition, parts=parts)
 
 
 # Suffix, times that a norm reads or writes an activation, launches. The input gradient is one kernel. Those
@@ -449,11 +449,12 @@ def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
     count = part.local_experts
 
     def grouped(name: str, n: int, k: int, partition: Partition) -> Kernel:
-        product = gemm(name, max(1, math.ceil(rows / count)), n, k, count, partition, split, size)
+        mean = max(1, math.ceil(rows / count))
+        product = gemm(name, mean, n, k, count, size, partition=partition, parts=split, grouped=True)
         n_bytes = size * (rows * (n + k) + count * float(n) * k)
         flop = 2.0 * rows * n * k
         biased = part.model.has_expert_bias
-        return product._replace(flop=flop, bytes_accessed=n_bytes, grouped=True, biased=biased)
+        return product._replace(flop=flop, bytes_accessed=n_bytes, biased=biased)
 
     width = (2 if part.model.gated_mlp else 1) * ffn
     return (grouped("expert_fc1", width, hidden, "column"), grouped("expert_fc2", hidden, ffn, "row"))
