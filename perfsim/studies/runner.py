@@ -62,8 +62,9 @@ def answer_point(
     best = batches[0]
     curve = None
     remarks = []
+    bounded = spec.batch_sizes == "auto" and target.critical.given_length  # a larger batch loses accuracy
     if len(batches) > 1:
-        extend = spec.batch_sizes == "auto" and not target.critical.given_length
+        extend = spec.batch_sizes == "auto" and not bounded
         curve = target.curve(question, batches, extend=extend, near=near)
         best = curve.best
         if curve.refused and question.layout is not None:
@@ -92,7 +93,7 @@ def answer_point(
         shown["timeline_devices"] = len({owners_of(name)[0] for name in streams})
         shown["timeline"] = timeline(evaluation)
     caveats = [
-        *([] if curve is None else curve.caveats),
+        *([] if curve is None or bounded else curve.caveats),
         *(Caveat.of("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
         *target.caveats(time.batch_tokens),
         *default_settings(question, evaluation.plan),

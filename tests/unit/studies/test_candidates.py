@@ -317,6 +317,7 @@ def test_a_given_length_tries_batches_up_to_the_suggested_one_and_is_checked_as_
     assert suggested / 2 < max(tried) <= suggested, (
         "past it a larger batch is only faster, and its loss worse"
     )
+    assert "batch-at-edge" not in {caveat.code for caveat in answer.caveats}, "so none is advised"
 
 
 def test_no_kind_of_machine_is_favoured_by_a_wall_clock() -> None:
