@@ -198,7 +198,8 @@ class _Resolver:
                 mapping = LocatedMapping(self.file, node, [])
                 default_name = UNNAMED
                 if "extends" in node.mapping:
-                    default_name = f"{node.mapping['extends'].text} (changed)"
+                    base = Path(node.mapping["extends"].text).name
+                    default_name = f"{base.removesuffix('.yaml').removesuffix('.yml')} (changed)"
                     mapping = mapping.extended(kind, self.catalog)
                 loaded = mapping.build(named, self.catalog, default_name)
         except CatalogError as error:

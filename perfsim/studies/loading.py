@@ -677,7 +677,8 @@ def _loaded(value: Any, types: Sequence[Any], catalog: Catalog) -> Any:
             return {"name": UNNAMED, **parts} if named else parts
         parent = catalog.load(reader.kind_of(named[0]), str(base))
         own = {name: None for name in reader.OWN_VALUES if name in type(parent).model_fields}
-        return catalog.override(parent, {"name": f"{base} (changed)", **own, **_by_path(parent, parts)})
+        name = f"{parent.name} (changed)"
+        return catalog.override(parent, {"name": name, **own, **_by_path(parent, parts)})
     if isinstance(value, list | tuple):
         return [_loaded(part, reader.element(types, 0), catalog) for part in value]
     return value

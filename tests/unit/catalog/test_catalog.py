@@ -365,6 +365,9 @@ def test_study_file_uses_the_same_machinery(root: Path, catalog: Catalog) -> Non
     assert question.model is catalog.model("tiny")
     assert (question.recipe.tokens, question.recipe.seq_length) == (3e8, 128)
     assert [system.name for system in question.systems] == ["box"]
+    write(root / "ours.yaml", "extends: tiny\nnum_layers: 9\n")
+    path = write(root / "mine.yaml", "model: {extends: ./ours.yaml}\nrecipe: plain\nsystems: [box]\n")
+    assert parse_file(path, Question, catalog).model.name == "ours (changed)", "a folder has this name"
 
 
 def test_errors_deep_in_a_study_have_their_places(root: Path, catalog: Catalog) -> None:
