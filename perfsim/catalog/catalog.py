@@ -81,6 +81,8 @@ class Catalog:
             if _is_file(Path(name_or_path), Path.exists):
                 said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
                 raise CatalogError(said, "perfsim import reads files of other tools")
+            if name_or_path.endswith((".json", ".toml", ".sh")):
+                raise CatalogError(f"there is no file {name_or_path}")
             help_text = did_you_mean(name_or_path, self.names(kind), f": perfsim show {kind}s")
             raise CatalogError(f"unknown {kind} `{name_or_path}`", help_text)
         candidates = [*([near / name_or_path] if near else []), Path(name_or_path)]

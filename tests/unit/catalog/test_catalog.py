@@ -234,6 +234,7 @@ def test_names_become_descriptions_in_si(catalog: Catalog) -> None:
         ("study", "wich", "unknown study `wich`", "did you mean `which`?"),
         ("devices", "gpu-a", "unknown kind `devices`", "did you mean `device`?"),
         ("model", "./absent.yaml", "there is no file absent.yaml", ""),
+        ("model", "config.json", "there is no file config.json", ""),
         ("model", "some-org/Tiny", "there is no file some-org/Tiny", "the catalogue has `tiny`"),
     ],
 )
