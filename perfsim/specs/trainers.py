@@ -173,7 +173,7 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("sequence_parallel", "--sequence-parallel", "", "Megatron-DeepSpeed"),
             Runs("context", "DistributedAttention", *_ULYSSES),
             Runs("context_exchange", "DistributedAttention", *_ULYSSES, ("all_to_all",)),
-            Runs("expert", "MoE(ep_size)", "", "DeepSpeed 0.5"),
+            Runs("expert", "MoE(ep_size)", "", "DeepSpeed 0.5", needs={"zero_stage": (0, 1, 2)}),
             Runs("recompute", "activation_checkpointing", *_DS_0_3, _PARTS),
             Runs("recompute_every", "activation_checkpointing", *_DS_0_3),
             Runs("offload_optimizer", "zero_optimization.offload_optimizer", *_DS_0_3_13, _CPU, _ZERO),
