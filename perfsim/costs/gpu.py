@@ -174,7 +174,7 @@ class GpuKernels:
         Those of an exchange are made while its product runs, those of a block with experts are in the time of
         the host in such a block, where the framework has one.
         """
-        in_exchange = work.next_to is not None and self.recipe.runtime.overlap_tensor
+        in_exchange = work.next_to is not None and self.recipe.overlaps_tensor
         in_block = self.framework.expert_pass_s > 0.0 and work.name.startswith(_OF_EXPERTS)
         if in_exchange or in_block:
             return 0
@@ -325,7 +325,7 @@ class GpuCosts(GpuKernels, Costs):
     def _exposed_s(self, work: Work, alone_s: float) -> float:
         """Seconds of a collective, less what the product next to it hides."""
         product = work.next_to
-        if product is None or work.group is None or not self.recipe.runtime.overlap_tensor:
+        if product is None or work.group is None or not self.recipe.overlaps_tensor:
             return alone_s
         chunks = work.group.size
         chunk_s = self.kernel_s(_chunk(product, chunks))

@@ -173,15 +173,20 @@ def fit_steps(
     """Calibrations with constants fitted to the scored cases of files, all or those on `device`; needs scipy.
 
     `device_only` fits constants of devices alone, for a device with too few runs; `only` these fields.
-    Where these are of experts alone, the runs are those with experts. Raises InputError for an unknown field.
+    Constants of experts alone come from runs with experts, others from runs without, where there are any.
+    Raises InputError for an unknown field.
     """
     if unknown := [field for field in only if field not in _CONSTANTS]:
         raise InputError(f"{unknown[0]} is no constant of a fit; there are {', '.join(_CONSTANTS)}")
     catalog = default_catalog()
-    sparse = bool(only) and all(_CONSTANTS[field].of_experts for field in only)
-    runs = [run for path in paths for run in _gpu_runs(path, device, catalog, most_devices, sparse)]
+    runs = [run for path in paths for run in _gpu_runs(path, device, catalog, most_devices)]
+    plain = [run for run in runs if not run.placed.case.model.experts]
+    sparse = not plain or (bool(only) and all(_CONSTANTS[field].of_experts for field in only))
+    runs = [run for run in runs if run.placed.case.model.experts] if sparse else plain
     fields = only or [
-        field for field, row in _CONSTANTS.items() if row.shared_by == "device" or not device_only
+        field
+        for field, row in _CONSTANTS.items()
+        if (row.shared_by == "device" or not device_only) and (sparse or not row.of_experts)
     ]
     recorded = {name: value for run in runs for name, value in run.recorded.items()}
     start = {name: value for name, value in recorded.items() if name.partition(" of ")[0] in fields}
@@ -225,16 +230,14 @@ def fit_steps(
     return list(_recorded(runs, {name: moved[name] for name in record.standard_errors}, record))
 
 
-def _gpu_runs(
-    path: Path, device: str | None, catalog: Catalog, most_devices: int, sparse: bool
-) -> list[GpuRun]:
-    """Scored runs of a file on GPUs, with the calibration of `device` if given; `sparse`: with experts."""
+def _gpu_runs(path: Path, device: str | None, catalog: Catalog, most_devices: int) -> list[GpuRun]:
+    """Scored runs of a file on GPUs, with the calibration of `device` if given."""
     wanted = None if device is None else catalog.device(device).calibration
     if device is not None and not isinstance(wanted, GpuCalibration):
         raise InputError(f"{device} has no GPU calibration")
     runs = []
     for case in CaseRows.read(path, StepCase, catalog).cases:
-        if not case.scored or case.system.num_devices > most_devices or (sparse and not case.model.experts):
+        if not case.scored or case.system.num_devices > most_devices:
             continue
         with suppress(PerfsimError):  # a run that cannot be planned or priced determines nothing
             run = GpuRun.of(case.placed(catalog))

@@ -453,7 +453,7 @@ RECIPE: tuple[Row, ...] = (
     Row(
         "runtime.overlap_tensor",
         "tp_comm_overlap",
-        only(lambda c: c.job.runtime.overlap_tensor and c.layout.sequence_parallel),
+        only(lambda c: c.job.recipe.overlaps_tensor and c.layout.sequence_parallel),
         lambda s: s.flag("tp_comm_overlap"),
     ),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),

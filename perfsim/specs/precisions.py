@@ -22,6 +22,8 @@ class _Precision:
     """Bytes that a cast from 16 bits reads for each number, to find the scale and to convert."""
     is_gathered: bool = True
     """Whether the ranks of a tensor group gather activations in it; else in 16 bits."""
+    is_overlapped: bool = True
+    """Whether products hide exchanges of tensor ranks; Megatron-Bridge switches that off in NVFP4."""
     cast_passes: int = 1
     """Casts as a table of products has them that make one cast of training: 2 where rows and columns have
     scales of their own."""
@@ -64,7 +66,12 @@ PRECISIONS: Mapping[str, _Precision] = {
     ),
     # One scale for 16 numbers, found by reading them once more.
     "nvfp4": _Precision(
-        bytes=0.5 + 1 / 16, bits=2, peak_of=None, stand_ins=("mxfp4", "fp8_block"), cast_reads_bytes=4.0
+        bytes=0.5 + 1 / 16,
+        bits=2,
+        peak_of=None,
+        stand_ins=("mxfp4", "fp8_block"),
+        cast_reads_bytes=4.0,
+        is_overlapped=False,
     ),
     "mxfp4": _Precision(
         bytes=0.5 + 1 / 32, bits=2, peak_of=None, stand_ins=("nvfp4", "fp8_block"), cast_reads_bytes=2.0

@@ -166,6 +166,11 @@ class Recipe(CatalogSpec):
         narrow = self.precision
         return KernelPrecisions(forward=narrow, input_gradient=narrow, weight_gradient=narrow)
 
+    @property
+    def overlaps_tensor(self) -> bool:
+        """Whether tensor-parallel communication overlaps the products of its tensors."""
+        return self.runtime.overlap_tensor and PRECISIONS[self.precision].is_overlapped
+
     def ran_with(self, **settings: Any) -> Recipe:
         """The recipe with some settings of its runtime changed, which are not checked."""
         return self.model_copy(update={"runtime": self.runtime.model_copy(update=settings)})

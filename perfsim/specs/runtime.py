@@ -37,7 +37,7 @@ class Runtime(DatedSpec):
     """Whether the products of a rank's experts are one call; false: one call each."""
     overlap_tensor: bool = False
     """Whether tensor-parallel communication overlaps the products of its tensors (user buffers of Transformer
-    Engine, asynchronous tensor parallelism of PyTorch)."""
+    Engine, which Megatron-Bridge does not use in NVFP4; asynchronous tensor parallelism of PyTorch)."""
     grad_bucket: Annotated[float, *quantity("bytes", least=1.0)] | None = None
     """Size of a bucket of overlapped gradient reduction, in whole layers; None: as the framework has it."""
     states: StateExchange | None = None

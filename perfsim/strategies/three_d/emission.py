@@ -106,7 +106,7 @@ class RankShare:
 
     def group(self, kind: LayerKind = PLAIN) -> TensorGroup:
         """Its tensor group, with a layer of one kind."""
-        overlaps = self.job.runtime.overlap_tensor and self.layout.sequence_parallel
+        overlaps = self.job.recipe.overlaps_tensor and self.layout.sequence_parallel
         part = slice_of(self.job, self.layout, kind)
         return TensorGroup(part, RankGroup(self.first, 1, self.layout.tensor), f"gpu{self.first}", overlaps)
 

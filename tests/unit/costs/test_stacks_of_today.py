@@ -21,6 +21,7 @@ NARROW = NarrowGemmConstants(
     efficiency=0.9, overhead=2.0, memory_fraction=0.7, burst_fraction=0.8, cast_bytes=8.0, cast_s=5e-6
 )
 TABLE: dict[str, Any] = {"narrow": {"fp8": NARROW}}
+STACK = FrameworkCalibration(name="stack", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0)
 
 
 def prices(
@@ -32,8 +33,7 @@ def prices(
     system = system.model_copy(
         update={"device": system.device.model_copy(update={"calibration": calibration})}
     )
-    host = {"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0}
-    framework = FrameworkCalibration(name="stack", **(host | (stack or {})))
+    framework = STACK.model_copy(update=stack)
     return GpuCosts(FatTree(system, 16), toys.recipe(framework=framework, **recipe))
 
 
@@ -142,9 +142,21 @@ def test_the_device_waits_for_no_launch_and_no_rank_in_an_exchange_or_a_block_wi
     assert costs.duration_s(alone) == pytest.approx(1.0), "no other rank comes"
 
 
-def test_a_product_hides_nothing_where_the_recipe_does_not_overlap() -> None:
-    costs = prices(stack={"exchange_slowdown": 1.5}, precision="bf16")
-    assert costs.duration_s(gather(product(None))) == costs.duration_s(gather())
+@pytest.mark.parametrize(
+    ("recipe", "hides"),
+    [
+        ({"precision": "bf16", "overlap_tensor": True}, True),
+        ({"precision": "bf16"}, False),
+        ({"precision": "nvfp4", "overlap_tensor": True}, False),
+    ],
+)
+def test_a_product_hides_an_exchange_where_the_recipe_overlaps_them_and_never_in_nvfp4(
+    recipe: dict[str, Any], hides: bool
+) -> None:
+    costs = GpuCosts(FatTree(default_catalog().system("gb200-nvl72"), 4), toys.recipe(framework=STACK, **recipe))
+    next_to_s = costs.duration_s(gather(product(None)))
+    alone_s = costs.duration_s(gather())
+    assert next_to_s < 0.9 * alone_s if hides else next_to_s == alone_s
 
 
 def test_a_pass_waits_for_its_host_and_for_its_message_between_nodes() -> None:
