@@ -153,7 +153,8 @@ def test_the_device_waits_for_no_launch_and_no_rank_in_an_exchange_or_a_block_wi
 def test_a_product_hides_an_exchange_where_the_recipe_overlaps_them_and_never_in_nvfp4(
     recipe: dict[str, Any], hides: bool
 ) -> None:
-    costs = GpuCosts(FatTree(default_catalog().system("gb200-nvl72"), 4), toys.recipe(framework=STACK, **recipe))
+    tree = FatTree(default_catalog().system("gb200-nvl72"), 4)
+    costs = GpuCosts(tree, toys.recipe(framework=STACK, **recipe))
     next_to_s = costs.duration_s(gather(product(None)))
     alone_s = costs.duration_s(gather())
     assert next_to_s < 0.9 * alone_s if hides else next_to_s == alone_s
