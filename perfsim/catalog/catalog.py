@@ -171,7 +171,7 @@ class Catalog:
                 listed.append(row)
             named = [cls for cls in reduce(reader.element, path.split("."), known) if reader.is_named(cls)]
             if named and isinstance(leaf.value, str) and not issubclass(named[0], Calibration):
-                rows = self.describe(leaf.text, reader.kind_of(named[0]), deep=True, near=mapping.path.parent)
+                rows = self.describe(leaf.text, reader.kind_of(named[0]), deep=True, near=leaf.folder)
                 listed += [replace(row, path=f"{path}.{row.path}") for row in rows]
         return listed
 

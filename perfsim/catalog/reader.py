@@ -158,7 +158,6 @@ class _Resolver:
 
     catalog: Catalog
     file: Path
-    """Paths in it are relative to its folder."""
     problems: list[Problem] = field(default_factory=list)
     failed: list[Loc] = field(default_factory=list)
     """Paths with a reported problem: pydantic's errors on them are dropped."""
@@ -193,7 +192,7 @@ class _Resolver:
         kind = kind_of(named[0])
         try:
             if not node.is_mapping:
-                loaded = self.catalog.load(kind, node.text, self.file.parent)
+                loaded = self.catalog.load(kind, node.text, node.folder)
             else:
                 mapping = LocatedMapping(self.file, node, [])
                 default_name = UNNAMED
@@ -420,7 +419,7 @@ class LocatedMapping:
         try:
             if not isinstance(base.value, str):
                 raise CatalogError("the name of one other description is expected")
-            path = catalog.find(kind, base.value, files[-1].parent)
+            path = catalog.find(kind, base.value, base.folder)
             if path.resolve() in files:
                 raise CatalogError(f"`{base.value}` extends this file in turn")
             parent = self.read(path, kind, catalog, files)

@@ -369,6 +369,10 @@ def test_study_file_uses_the_same_machinery(root: Path, catalog: Catalog) -> Non
     write(root / "ours.yaml", "extends: tiny\nnum_layers: 9\n")
     path = write(root / "mine.yaml", "model: {extends: ./ours.yaml}\nrecipe: plain\nsystems: [box]\n")
     assert parse_file(path, Question, catalog).model.name == "ours (changed)", "a folder has this name"
+    (root / "sub").mkdir()
+    write(root / "sub/ours.yaml", "extends: tiny\nnum_layers: 5\n")
+    path = write(root / "sub/nearer.yaml", "extends: ../mine.yaml\nseed: 7\n")
+    assert parse_file(path, Question, catalog).model.num_layers == 9, "a path belongs to its file"
 
 
 def test_errors_deep_in_a_study_have_their_places(root: Path, catalog: Catalog) -> None:
