@@ -249,9 +249,12 @@ def complaints(
     otherwise = {path for details, path in all_details if details["type"] not in _NOT_A_MAPPING}
     unlisted = {path for details, path in all_details if details["type"] in _NOT_A_LIST}
     inner = {path[:length] for _, path in all_details for length in range(len(path))}
+    mapped = inner | {path for details, path in all_details if details["type"] == "value_error"}
     for details, path in all_details:
         if details["type"] in _NOT_A_MAPPING and path in otherwise:
             continue  # a number or a mapping is accepted, and the number has a complaint of its own
+        if details["type"] == "float_type" and isinstance(details["input"], dict) and path in mapped:
+            continue  # the mapping has a complaint of its own
         if details["type"] == "literal_error" and (path in inner or path in unlisted):
             continue  # a word or a list is accepted; the list or its entries have a complaint of their own
         if any(path[:length] in known for length in range(len(path) + 1)):

@@ -83,6 +83,7 @@ MISTAKES = {
         f"{ON_GPUS}prices: {{machines: {{dgx-a100-80g: {{device_hour: 2}}}}}}\n",
         "3:21: prices: unknown system 'd",
     ),
+    "range": (f"{ON_GPUS}prices: {{pue: {{low: 2, typical: 1, high: 3}}}}\n", "pue: low 2, typical 1"),
     "production": (f"{ON_GPUS}production: 7\n", "3:13: production: "),
     "assumption": (f"{ON_GPUS}assumed: {{recipe.toknes: ours}}\n", "3:11: assumed: recipe.toknes: `toknes`"),
     "law": (f"{ON_GPUS}convergence: {{critical_batch_tokens: 1e6}}\n", "belongs to law constant"),
@@ -108,6 +109,7 @@ def test_check_refuses_what_means_nothing_at_its_line(perfsim: Run, text: str, p
     assert checked.exit_code == 2
     assert "mine.yaml:" in checked.stderr
     assert part in checked.stderr
+    assert "a number is expected, not {" not in checked.stderr, "a mapping may stand there"
 
 
 @pytest.mark.parametrize(
