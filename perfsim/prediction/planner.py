@@ -277,14 +277,15 @@ def plan_of(question: Question) -> Plan:
     try:
         return _planned(question, layout, check_memory=question.must_fit)
     except RefusedLayoutError as error:
-        legal: dict[str, float] = {}
+        legal: dict[str, bool] = {}
         for near in [near for refused in error.refusals for near in refused.nearest]:
             # Where another degree leaves devices idle or takes too many, replicas make up for it.
             replicas = question.devices * near.data // near.num_devices
             for other in dict.fromkeys((near, replace(near, data=max(1, replicas)))):
                 with suppress(LayoutError):
-                    legal[text_of(other)] = _planned(question, other, check_memory=False).memory_share
-        fit = [text for text, share in legal.items() if share <= 1 or not question.must_fit]
+                    plan = _planned(question, other, check_memory=False)
+                    legal[text_of(other)] = all(use.fits for use in plan.memory)
+        fit = [text for text, fits in legal.items() if fits or not question.must_fit]
         words = " or ".join(f"--layout {text}" for text in (fit or [*legal])[:MOST_NEAREST])
         help_text = f"nearest that is legal{'' if fit else ', but over memory'}: {words}"
         raise RefusedLayoutError(error.refusals, help_text if legal else "") from None

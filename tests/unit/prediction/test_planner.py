@@ -183,6 +183,13 @@ def test_without_a_plan_that_fits_the_closest_is_shown_with_its_way_out(toys: Mo
     assert "try " in closest or "no change" in closest
 
 
+def test_a_layout_that_overfills_its_host_is_told_to_be_over_memory() -> None:
+    asked = {"model": "gpt3_20b", "system": "gb200-nvl72", "devices": 72, "batch": 288}
+    with pytest.raises(LayoutError) as refused:
+        plan_of(question_of({**asked, "layout": "ep=16,cp=4,offload_optimizer=cpu"}))
+    assert "but over memory: --layout dp=18,cp=4,offload" in refused.value.problems[-1].help
+
+
 def test_a_refused_layout_comes_with_the_nearest_legal_ones_as_text() -> None:
     def given(layout: str, *, must_fit: bool = True) -> Question:
         return replace(question("gpt3_20b", 64, 512), layout=layout, must_fit=must_fit)
