@@ -158,7 +158,7 @@ def _planned(study: str, names: list[str], how: options.How) -> list[str]:
 
     spec = load_study(study, changes=how.changes).compared(names)
     machines = [f"  {point.label}" for point in spec.points]
-    given = spec.batch_sizes
+    given = (1,) if spec.recipe.batch_over(1) else spec.batch_sizes
     batches = "several batches" if given == "auto" else counted(len(given), "batch", "batches")
     candidates = counted(len(machines), "candidate")
     return prose(

@@ -268,12 +268,14 @@ class Changer:
         """The study with values that its candidates share replaced, whole descriptions first."""
         whole = {_study_path(path): value for path, value in changes.items() if "." not in path}
         inner = {_study_path(path): value for path, value in changes.items() if "." in path}
-        recipe = base.recipe
-        if "batch_sizes" in whole and (recipe.global_batch_size or recipe.batch_size_per_device):
-            base = self.catalog.override(base, dict.fromkeys(RECIPE_BATCHES))
-        if base.batch_sizes != "auto" and not inner.keys().isdisjoint(RECIPE_BATCHES):
-            whole = {"batch_sizes": "auto"} | whole
-        return self.catalog.override(self.catalog.override(base, whole), inner)
+        batch = {"batch_sizes": whole.pop("batch_sizes")} if "batch_sizes" in whole else {}
+        of_recipe = not inner.keys().isdisjoint(RECIPE_BATCHES)
+        if batch or of_recipe:  # a batch that is asked replaces the one that was given
+            base = base.model_copy(update={"batch_sizes": "auto"})
+        study = self.catalog.override(self.catalog.override(base, whole), inner)
+        if batch and not of_recipe and study.recipe.batch_over(1):
+            batch |= dict.fromkeys(RECIPE_BATCHES)
+        return self.catalog.override(study, batch)
 
     def candidate(
         self, study: StudySpec, candidate: CandidateSpec, changes: Mapping[str, Any]

@@ -213,6 +213,8 @@ def test_a_dry_run_of_a_study_says_what_would_be_computed(perfsim: Run) -> None:
     assert not Path("reports").exists()
     Path("right.yaml").write_text("extends: gpt3_20b\nbatch_sizes: 16\n", "utf-8")
     assert "each with 1 batch" in perfsim("study", "right.yaml", "--dry-run").stdout, "16 without brackets"
+    fixed = perfsim("study", "gpt3_20b", "--dry-run", "--set", "recipe.global_batch_size=64")
+    assert "each with 1 batch" in fixed.stdout, "the recipe's"
 
 
 class Terminal(io.StringIO):

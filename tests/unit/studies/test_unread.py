@@ -122,6 +122,9 @@ def test_a_batch_that_is_asked_replaces_the_others_and_two_in_a_file_are_refused
 ) -> None:
     study = changed_study(load_study("deepseek_v3"), {path: 64}, default_catalog())
     assert list(Target.of_study(study).batches(study, study.points[0].question)) == [64]
+    fixed = changed_study(load_study("gpt3_20b"), {"batch": 8}, default_catalog())
+    asked = {"recipe": "deepseek_v3_pretraining", path: 64}
+    assert changed_study(fixed, asked, default_catalog()).batch_sizes in ("auto", (64,))
     said = refused(tmp_path, f"{STUDY}recipe: deepseek_v3_pretraining\nbatch_sizes: [64]\n")
     assert "asked.yaml:3:1: batch_sizes: recipe deepseek_v3_pretraining has a batch of its own" in said
 
