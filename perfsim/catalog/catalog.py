@@ -171,7 +171,8 @@ class Catalog:
                 listed.append(row)
             named = [cls for cls in reduce(reader.element, path.split("."), known) if reader.is_named(cls)]
             if named and isinstance(leaf.value, str) and not issubclass(named[0], Calibration):
-                rows = self.describe(leaf.text, reader.kind_of(named[0]), deep=True, near=leaf.folder)
+                near = Path(leaf.mark.file).parent
+                rows = self.describe(leaf.text, reader.kind_of(named[0]), deep=True, near=near)
                 listed += [replace(row, path=f"{path}.{row.path}") for row in rows]
         return listed
 

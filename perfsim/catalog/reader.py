@@ -192,7 +192,7 @@ class _Resolver:
         kind = kind_of(named[0])
         try:
             if not node.is_mapping:
-                loaded = self.catalog.load(kind, node.text, node.folder)
+                loaded = self.catalog.load(kind, node.text, Path(node.mark.file).parent)
             else:
                 mapping = LocatedMapping(self.file, node, [])
                 default_name = UNNAMED
@@ -422,7 +422,7 @@ class LocatedMapping:
         try:
             if not isinstance(base.value, str):
                 raise CatalogError("the name of one other description is expected")
-            path = catalog.find(kind, base.value, base.folder)
+            path = catalog.find(kind, base.value, Path(base.mark.file).parent)
             if path.resolve() in files:
                 raise CatalogError(f"`{base.value}` extends this file in turn")
             parent = self.read(path, kind, catalog, files)

@@ -103,11 +103,6 @@ class Node:
     broken: bool = False
     """A problem was already reported: for a scalar, or for a mapping whose base could not be read."""
 
-    @property
-    def folder(self) -> Path:
-        """Of the file in which it is written, also where another extends that: its paths begin there."""
-        return Path(self.mark.file).parent
-
     @classmethod
     def read(cls, path: Path) -> tuple[Node, list[Problem]]:
         """A file's mapping, with problems that did not stop the reading; CatalogError if it has none."""

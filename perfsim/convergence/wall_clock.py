@@ -237,11 +237,6 @@ def inputs_of(spec: WallClockSpec) -> list[Uncertain]:
     return [entry for entry in _ranges(spec).values() if entry.low < entry.high]
 
 
-def _lasting(seconds: float) -> str:
-    name, size = next((name, size) for name, _, size, least in TIME_UNITS if seconds >= least)
-    return f"{number(seconds / size, 2)} {name}"
-
-
 def _ranges(spec: WallClockSpec) -> dict[int, Uncertain]:
     """The ranges of a wall clock by their ids, named by field, domain or tier, and clock."""
     named: list[Any] = [part for tier in spec.copies for part in (*tier.survives, tier)]
@@ -364,12 +359,16 @@ class _Clock:
         def middle(values: Values) -> float:
             return float(np.broadcast_to(values, 3)[1])
 
+        def lasting(seconds: float) -> str:
+            name, size = next((name, size) for name, _, size, least in TIME_UNITS if seconds >= least)
+            return f"{number(seconds / size, 2)} {name}"
+
         spec = self.spec
         run = self.run
         failures_per_s = middle(_sum(tier.failures_per_s for tier in self.failing.tiers))
         gigabytes = run.num_parameters / 1e9
         copies = [
-            f"{gigabytes * spec.checkpoint_bytes:,.0f} GB every {_lasting(middle(made.interval_s))}"
+            f"{gigabytes * spec.checkpoint_bytes:,.0f} GB every {lasting(middle(made.interval_s))}"
             + (f" to {tier.name}" if tier.name else "")
             + (f", written in the background in {middle(made.background_s):.3g} s" if tier.copy_rate else "")
             for tier, made in zip(spec.copies, self.failing.tiers, strict=True)
@@ -382,13 +381,10 @@ class _Clock:
             "checkpoints": ", ".join(copies),
         }
         if failures_per_s:
-            words["failures"] = f"one every {_lasting(1 / failures_per_s)}"
+            words["failures"] = f"one every {lasting(1 / failures_per_s)}"
             total = _sum(seconds for _, seconds in self.parts())
             if np.any(self.time_s < LEAST_PROGRESS * total):
-                words["failures"] += (
-                    "; at an end of the range the run hardly advances: it fails more often than it can "
-                    "write checkpoints and restart"
-                )
+                words["failures"] += "; at an end of the range the run hardly advances between failures"
         if spec.spares is not None:
             words["waiting for repairs"] = f"{spec.spares} spare"
         return words

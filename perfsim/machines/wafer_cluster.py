@@ -364,9 +364,8 @@ class WaferCluster(Machine):
 
     def compute_remedy(self, plan: StreamingPlan, fixed: float, recompute: float, /) -> str:
         """Wider layers where rows of weights take long; a wafer recomputes whatever its memory."""
-        more = self.more
-        if plan.layout.data == plan.topology.system.max_systems:
-            more = f"a cluster of more than {plan.layout.data} systems"
+        most = plan.topology.system.max_systems
+        more = self.more if plan.layout.data < most else f"a cluster of more than {most} systems"
         if fixed > HEAVY:
             tiled = not plan.job.model.experts or plan.topology.system.streaming.attention_tiles > 1
             larger = "a larger micro-batch" if tiled else "attention in tiles (streaming.attention_tiles)"

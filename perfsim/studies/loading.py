@@ -270,7 +270,7 @@ class Changer:
         inner = {_study_path(path): value for path, value in changes.items() if "." in path}
         batch = {"batch_sizes": whole.pop("batch_sizes")} if "batch_sizes" in whole else {}
         of_recipe = not inner.keys().isdisjoint(RECIPE_BATCHES)
-        if batch or of_recipe:  # a batch that is asked replaces the one that was given
+        if batch or of_recipe:
             base = base.model_copy(update={"batch_sizes": "auto"})
         study = self.catalog.override(self.catalog.override(base, whole), inner)
         if batch and not of_recipe and study.recipe.batch_over(1):

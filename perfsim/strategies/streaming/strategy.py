@@ -247,8 +247,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     @staticmethod
     def _notes(store: Store, layout: StreamingLayout, microbatches: int) -> Iterator[str]:
         group = layout.recompute_layers
-        policies = {0: "resident", 1: "recompute every layer"}
-        policy = policies.get(group, f"recompute every {group} layers")
+        policy = {0: "resident", 1: "recompute every layer"}.get(group, f"recompute every {group} layers")
         if layout.spill:
             policy = "spill" if group == 0 else f"{policy}, inputs spilled"
         if microbatches > 1:
