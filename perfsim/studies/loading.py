@@ -615,9 +615,8 @@ def _wrong_machines(study: StudySpec, mapping: LocatedMapping) -> Iterator[Probl
                 refused = [refusal_of(question.at(batch)) for batch in study.batch_sizes]
                 wrong = [error for error in refused if isinstance(error, LayoutError)]
                 if len(wrong) == len(refused):
-                    layouts[-1] = reader.placed(
-                        wrong[0].problems, node.mark_at(("candidates", line, "layout"))
-                    )
+                    layout = node.mark_at(("candidates", line, "layout"))
+                    layouts[-1] = reader.placed(wrong[0].problems, layout)
     if all(layouts):
         yield from chain(*layouts)
 
@@ -632,9 +631,8 @@ def _wrong_links(study: StudySpec, mapping: LocatedMapping) -> Iterator[Problem]
         where = ("perturbations", "links", number)
         addressed = [topology for topology in topologies if link.system in (None, topology.system.name)]
         if not addressed:
-            words = f"no candidate is a system {link.system!r}"
             help_text = did_you_mean(str(link.system), sorted(systems))
-            yield mapping.problem((*where, "system"), words, help_text)
+            yield mapping.problem((*where, "system"), f"no candidate is a system {link.system!r}", help_text)
         elif not any(topology.links_named(link.link) for topology in addressed):
             whose = "no candidate" if link.system is None else f"no candidate on {link.system}"
             words = f"{whose} has a link {link.link!r}"

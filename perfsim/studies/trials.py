@@ -356,11 +356,8 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         for inputs, side in ((old, row), (new, other)):
             inputs[f"{row.label}: batch"] = _text(side.global_batch_size)
             inputs[f"{row.label}: layout"] = ", ".join(f"{name} {side.layout.get(name)}" for name in names)
-    changes = tuple(
-        _Change(path, old.get(path, "none"), new.get(path, "none"))
-        for path in dict.fromkeys([*old, *new])
-        if old.get(path) != new.get(path)
-    )
+    differing = (path for path in dict.fromkeys([*old, *new]) if old.get(path) != new.get(path))
+    changes = tuple(_Change(path, old.get(path, "none"), new.get(path, "none")) for path in differing)
     moved = []
     for label in (label for label in before if label in after):
         pair = before[label], after[label]
