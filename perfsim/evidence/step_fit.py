@@ -52,8 +52,6 @@ class _Constant(NamedTuple):
     shared_by: Literal["launcher", "framework", "device", "all"]
     """What the runs that share the constant have in common; several frameworks may have one launcher."""
     at_most_1: bool = False
-    of_experts: bool = False
-    """Whether only runs of models with experts depend on it."""
 
 
 _CONSTANTS = {
@@ -63,8 +61,8 @@ _CONSTANTS = {
     "exchange_slowdown": _Constant("framework", "framework"),
     "pass_s": _Constant("framework", "framework"),
     "ceiling_share": _Constant("framework", "framework", at_most_1=True),
-    "expert_pass_s": _Constant("framework", "framework", of_experts=True),
-    "grouped_rate": _Constant("framework", "framework", at_most_1=True, of_experts=True),
+    "expert_pass_s": _Constant("framework", "framework"),
+    "grouped_rate": _Constant("framework", "framework", at_most_1=True),
     "partial_node_rank_bytes_per_s": _Constant("network", "all"),
     "attention_half_length": _Constant("device", "all"),
     "attention_fraction": _Constant("device", "all"),
@@ -173,20 +171,14 @@ def fit_steps(
     """Calibrations with constants fitted to the scored cases of files, all or those on `device`; needs scipy.
 
     `device_only` fits constants of devices alone, for a device with too few runs; `only` these fields.
-    Constants of experts alone come from runs with experts, others from runs without, where there are any.
     Raises InputError for an unknown field.
     """
     if unknown := [field for field in only if field not in _CONSTANTS]:
         raise InputError(f"{unknown[0]} is no constant of a fit; there are {', '.join(_CONSTANTS)}")
     catalog = default_catalog()
     runs = [run for path in paths for run in _gpu_runs(path, device, catalog, most_devices)]
-    plain = [run for run in runs if not run.placed.case.model.experts]
-    sparse = not plain or (bool(only) and all(_CONSTANTS[field].of_experts for field in only))
-    runs = [run for run in runs if run.placed.case.model.experts] if sparse else plain
     fields = only or [
-        field
-        for field, row in _CONSTANTS.items()
-        if (row.shared_by == "device" or not device_only) and (sparse or not row.of_experts)
+        field for field, row in _CONSTANTS.items() if row.shared_by == "device" or not device_only
     ]
     recorded = {name: value for run in runs for name, value in run.recorded.items()}
     start = {name: value for name, value in recorded.items() if name.partition(" of ")[0] in fields}

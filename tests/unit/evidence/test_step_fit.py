@@ -40,10 +40,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
             name: value * (share if name.startswith(CEILING) else 1.0) for name, value in run.recorded.items()
         }
         row["measured"] = {"step_time_s": run.step_s(truth)}
-    # Runs with experts say nothing of constants that other runs share.
-    experts = {"experts": 4, "top_k": 1, "moe_ffn_hidden_size": 8192}
-    sparse = {**row_of("f", 16), "parallel": {"data": 8}, "measured": {"step_time_s": 60.0}}
-    rows.append({**sparse, "model": {**sparse["model"], **experts}})
     path = tmp_path_factory.mktemp("steps") / "mine.yaml"
     path.write_text(yaml.safe_dump({"schema": 1, "cases": rows}))
     return path
