@@ -88,6 +88,12 @@ def test_a_ring_over_windows_is_refused(planned: Callable[..., Plan]) -> None:
         emit("megatron", planned("cp=2,dp=32", model="gpt_oss_20b", attention="flash"))
 
 
+def test_expert_parallelism_in_fp16_is_refused(planned: Callable[..., Plan]) -> None:
+    with pytest.raises(LayoutError, match="expert parallelism in fp16"):
+        emit("megatron", planned("dp=64,ep=8", model="mixtral_8x7b", precision="fp16"))
+    assert "--fp16" in emit("megatron", planned("dp=64", model="mixtral_8x7b", precision="fp16"))
+
+
 OTHERS: dict[str, Any] = {
     "recipe.seq_length": 1024,
     "recipe.precision": "fp16",
