@@ -329,14 +329,16 @@ class StepCase(_CaseSpec):
         if self.framework:
             return Stack(self.framework, "")
         training = self.training
-        sharded = self.strategy == "zero3" or self.parallel.zero_stage >= GRADIENTS_SHARDED
+        parallel = self.parallel
+        sharded = self.strategy == "zero3" or parallel.zero_stage >= GRADIENTS_SHARDED
         return usual_stack(
             self.system.device,
             training.precision,
             sharded=sharded,
             fused=training.attention == "flash",
+            split=max(parallel.tensor, parallel.context_parallel, parallel.pipeline) > 1,
             compiled=training.compiled is not None or training.async_tp is not None,
-            graphed=training.cuda_graph is not None or (sharded and self.parallel.shard_group is not None),
+            graphed=training.cuda_graph is not None or (sharded and parallel.shard_group is not None),
             overlaps=training.tp_comm_overlap is not None,
         )
 

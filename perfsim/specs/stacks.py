@@ -43,7 +43,7 @@ def usual_stack(
     *,
     sharded: bool,
     fused: bool,
-    split: bool = False,
+    split: bool,
     compiled: bool = False,
     graphed: bool = False,
     overlaps: bool = False,

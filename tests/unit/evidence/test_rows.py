@@ -117,6 +117,15 @@ def test_of_two_cases_of_one_name_the_second_is_refused(tmp_path: Path, row: dic
     assert (table["count"], failed["line"]) == (2, 4)
 
 
+@pytest.mark.parametrize(("degree", "framework"), [("data", "fsdp-2023"), ("tensor", "torchtitan")])
+def test_a_sharded_run_that_also_splits_layers_has_the_stack_that_a_question_has(
+    degree: str, framework: str
+) -> None:
+    sharded = {"system.device": "h100-sxm5-80gb", "training.attention": "flash", "parallel.zero_stage": 3}
+    case = StepCase.model_validate(changed({**sharded, "parallel.data": 1, f"parallel.{degree}": 8}))
+    assert case.stack.framework == framework
+
+
 def test_who_measured_a_run_decides_nothing() -> None:
     mine = StepCase.model_validate(changed({"training.precision": "fp8"}))
     who = {"id": "maxtext", "family": "torchtitan", "sweep": "megatron", "source": {"title": "fsdp-2023"}}
