@@ -64,7 +64,8 @@ PRECISIONS: Mapping[str, _Precision] = {
     "mxfp8": _Precision(
         bytes=1.0 + 1 / 32, bits=4, peak_of=None, stand_ins=("fp8_block", "fp8"), cast_reads_bytes=2.0
     ),
-    # One scale for 16 numbers, found by reading them once more.
+    # One scale for 16 numbers, found by reading them once more. Exchanges: NVIDIA-NeMo/Megatron-Bridge,
+    # `tp_comm_overlap` in scripts/performance/configs/llama/llama3_llm_pretrain.py.
     "nvfp4": _Precision(
         bytes=0.5 + 1 / 16,
         bits=2,

@@ -124,7 +124,7 @@ class Recipe(CatalogSpec):
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise ValueError(
                     f"{first} and {second} exclude each other: write only one of them "
-                    f"(`null` removes an inherited one)"
+                    "(`null` removes an inherited one)"
                 )
         if OPTIMIZERS[self.optimizer].moment_bytes is not None and self.moment_precision is not None:
             raise ValueError(

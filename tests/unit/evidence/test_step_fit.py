@@ -8,7 +8,7 @@ import yaml
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import Catalog
-from perfsim.evidence.cases import StepCase
+from perfsim.evidence.cases import StepCase, published_cases
 from perfsim.evidence.step_fit import GpuRun, fit_steps
 from perfsim.testing.toys import published_run
 
@@ -68,3 +68,14 @@ def test_host_times_are_of_the_framework_and_more_constants_than_runs_are_refuse
         fit_steps([measured], only=["speed"])
     with pytest.raises(InputError, match="no scored case runs on a device with calibration h200-sxm5"):
         fit_steps([measured], "mi300x-192gb")
+
+
+@pytest.mark.slow
+def test_recorded_constants_are_those_that_their_command_gives() -> None:
+    files = [path for path in published_cases() if path.name in ("gpu.yaml", "modern.yaml")]
+    for fitted in fit_steps(files):
+        kind = "framework" if fitted.kind == "framework" else "calibration"
+        recorded = Catalog().load(kind, fitted.name)
+        for name in fitted.fit.keys() & recorded.fit.keys() & type(fitted).model_fields.keys() - {"gemm"}:
+            assert getattr(fitted, name) == pytest.approx(getattr(recorded, name), rel=0.01), name
+            assert fitted.fit[name].points == recorded.fit[name].points, name
