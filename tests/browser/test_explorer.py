@@ -98,9 +98,7 @@ def rows(page: Any, section: str) -> dict[str, list[str]]:
     return {name: rest for name, *rest in page.locator(f"#{section} tbody tr").evaluate_all(cells)}
 
 
-def test_the_keyboard_reaches_every_point_and_the_page_says_its_figures(
-    visit: Callable[..., Any], result: SweepResult
-) -> None:
+def test_the_keyboard_reaches_every_point_and_figure(visit: Callable[..., Any], result: SweepResult) -> None:
     page = visit()
     assert days_said(page) == pytest.approx(wall_s(result, "gpt3_xl", "dgx-a100-80gb", 16) / DAY_S, rel=0.01)
     page.keyboard.press("Tab")
@@ -176,9 +174,7 @@ def test_a_point_without_a_plan_has_its_reason(visit: Callable[..., Any], result
 @pytest.mark.parametrize(
     ("width", "scheme"), [(1400, "light"), (1400, "dark"), (400, "light"), (400, "dark")]
 )
-def test_the_page_is_readable_and_labelled_in_every_look(
-    visit: Callable[..., Any], width: int, scheme: str
-) -> None:
+def test_every_look_is_readable_and_labelled(visit: Callable[..., Any], width: int, scheme: str) -> None:
     page = visit(width, scheme)
     page.locator("#price-1").fill("12")
     page.evaluate(AXE)

@@ -114,9 +114,7 @@ def test_a_phones_tall_legend_takes_no_room_from_the_bars(phone: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_phone_shows_the_first_rows_of_a_long_table_and_all_on_demand(
-    open_page: Callable, report: Path, desktop: Any
-) -> None:
+def test_a_phone_shows_a_long_table_whole_on_demand(open_page: Callable, report: Path, desktop: Any) -> None:
     page = open_page(report, width=400).page
     rest = page.locator("#verdict tr.rest")
     button = page.locator("#verdict .all")
@@ -132,9 +130,7 @@ def test_a_phone_shows_the_first_rows_of_a_long_table_and_all_on_demand(
 
 
 @pytest.mark.slow
-def test_print_takes_tall_plots_shorter_and_fits_the_paper_and_the_screen_gets_them_back(
-    desktop: Any,
-) -> None:
+def test_print_fits_tall_plots_to_the_paper_and_the_screen_gets_them_back(desktop: Any) -> None:
     sizes = """() => [...document.querySelectorAll('.js-plotly-plot')].map((plot) =>
       [plot._fullLayout.height, plot.querySelector('.main-svg').getBoundingClientRect().width])"""
     before = desktop.evaluate(sizes)
@@ -154,9 +150,7 @@ def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp
     assert opened.asked_elsewhere() == []
 
 
-def test_tooltips_say_how_long_a_task_takes_and_the_layout_of_a_curve(
-    opened: Any, factory: ModuleType
-) -> None:
+def test_tooltips_say_the_time_of_a_task_and_the_layout_of_a_curve(opened: Any, factory: ModuleType) -> None:
     plots = ("#figure-timeline-0", "#figure-time-to-accuracy")
     bars, points = (opened.page.locator(f"{plot} .trace .point") for plot in plots)
     said = opened.tooltip(plots[0], bars.nth(5))
@@ -178,9 +172,7 @@ def test_a_table_is_saved_as_csv(desktop: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("look", "width"), [("phone", 400), ("desktop", 1400)])
-def test_the_answer_is_not_clipped_and_the_contents_stay_in_sight(
-    request: pytest.FixtureRequest, look: str, width: int
-) -> None:
+def test_answer_and_contents_stay_in_sight(request: pytest.FixtureRequest, look: str, width: int) -> None:
     page = request.getfixturevalue(look)
     page.evaluate("() => window.scrollTo(0, 0)")
     box = page.locator(".answer").bounding_box()
@@ -220,9 +212,7 @@ def swept(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.slow
-def test_a_curve_has_its_points_and_a_point_without_a_plan_its_reason(
-    open_page: Callable, tmp_path: Path
-) -> None:
+def test_a_curve_has_points_and_one_without_a_plan_its_reason(open_page: Callable, tmp_path: Path) -> None:
     page = open_page(swept(tmp_path, GRID)).page
     assert page.locator("#figure-scaling .scatterlayer .point").count() == 3
     page.get_by_text("points, 1 without a plan").click()
@@ -231,9 +221,7 @@ def test_a_curve_has_its_points_and_a_point_without_a_plan_its_reason(
     assert reason.is_visible()
 
 
-def test_variants_are_drawn_as_bars_without_errors_or_sideways_scrolling(
-    open_page: Callable, tmp_path: Path
-) -> None:
+def test_variants_are_bars_without_errors_or_sideways_scrolling(open_page: Callable, tmp_path: Path) -> None:
     opened = open_page(swept(tmp_path, VARIANTS), width=400)
     assert opened.sideways_px() <= 0
     assert opened.errors == []

@@ -68,7 +68,5 @@ def test_an_editable_install_reads_the_checkout_and_exposes_only_the_package(
     assert not (repository / "perfsim" / "_data").exists()
 
 
-def test_two_builds_of_the_wheel_are_the_same_bytes(
-    wheel: Path, tmp_path: Path, build: Callable[..., Path]
-) -> None:
+def test_two_builds_of_a_wheel_are_identical(wheel: Path, tmp_path: Path, build: Callable[..., Path]) -> None:
     assert build(tmp_path, "--wheel").read_bytes() == wheel.read_bytes()

@@ -89,9 +89,7 @@ def test_the_package_holds_no_assert(sources: dict[Path, ast.Module]) -> None:
     assert not asserts, "python -O removes assert: raise an error of perfsim.errors instead"
 
 
-def test_every_module_starts_with_a_docstring_whose_first_line_says_what_it_is(
-    sources: dict[Path, ast.Module],
-) -> None:
+def test_the_docstring_of_every_module_says_first_what_it_is(sources: dict[Path, ast.Module]) -> None:
     firsts = {path: (ast.get_docstring(tree) or "").partition("\n")[0] for path, tree in sources.items()}
     silent = [f"{path}: {first!r}" for path, first in firsts.items() if not first.endswith((".", ":", "?"))]
     assert not silent, "write one full sentence on the first line of the module's docstring"

@@ -31,9 +31,7 @@ def answer(installed: Path, must_run: Run) -> str:
     return must_run(installed / "perfsim", *MAIN_STUDY).stdout
 
 
-def test_the_main_study_prints_one_json_document_with_every_promised_key(
-    answer: str, candidate_keys: frozenset[str]
-) -> None:
+def test_the_main_study_prints_one_json_with_every_key(answer: str, candidate_keys: frozenset[str]) -> None:
     document: dict[str, Any] = json.loads(answer)
     assert document["study"] == "gpt3_20b"
     machines = {(candidate["strategy"], candidate["num_devices"]) for candidate in document["candidates"]}
@@ -47,9 +45,7 @@ def test_the_main_study_prints_one_json_document_with_every_promised_key(
         assert 0 < candidate["mfu"] < 1
 
 
-def test_a_plug_in_checks_its_strategy_against_a_wheel_without_a_test_framework(
-    installed: Path, must_run: Run
-) -> None:
+def test_a_plug_in_checks_its_strategy_by_a_wheel_without_pytest(installed: Path, must_run: Run) -> None:
     probe = (
         "from perfsim.strategies.three_d.strategy import ThreeD\n"
         "from perfsim.testing import check_strategy\n"

@@ -81,9 +81,7 @@ def seconds_of(device: str, rows: list[Row], first_step: int) -> tuple[dict[str,
 
 @given(runs(), st.sampled_from([1, 3, 1000]))
 @settings(max_examples=150)
-def test_every_second_of_a_device_goes_to_what_it_then_does(
-    run: tuple[list[Row], int], rows_at_once: int
-) -> None:
+def test_each_second_of_a_device_goes_to_what_it_does(run: tuple[list[Row], int], rows_at_once: int) -> None:
     rows, first_step = run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace, "ROWS_AT_ONCE", rows_at_once)

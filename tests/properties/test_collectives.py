@@ -68,9 +68,7 @@ def test_rings_leave_what_their_operation_promises(size: int) -> None:
 
 
 @given(st.sampled_from(RING_OPS), sizes)
-def test_a_ring_has_as_many_steps_and_sends_as_many_bytes_as_its_formulas_say(
-    op: CollectiveOp, size: int
-) -> None:
+def test_a_ring_has_the_steps_and_sends_the_bytes_of_its_formulas(op: CollectiveOp, size: int) -> None:
     steps = ring(op, size)
     assert len(steps) == num_steps(op, size)
     sent = Counter(source for moves in steps for source, *_ in moves)

@@ -118,9 +118,7 @@ def run_classes(graph: TaskGraph, each_s: np.ndarray, classes: np.ndarray | None
 
 @given(gpu_layouts(), st.sampled_from([1, 2, 4]), st.data())
 @settings(max_examples=40)
-def test_ranks_that_share_links_run_as_the_written_one(
-    layout: dict[str, Any], gpus: int, data: st.DataObject
-) -> None:
+def test_ranks_that_share_links_run_alike(layout: dict[str, Any], gpus: int, data: st.DataObject) -> None:
     nics = data.draw(st.sampled_from([gpus, max(1, gpus // 2)]))
     rate = data.draw(st.sampled_from([1e9, 25e9]))
     system = toys.gpu_cluster(gpus=gpus, nics=nics, nic_bytes_per_s=rate)
@@ -155,9 +153,7 @@ def drawn_factors(plan: Plan, factors: list[float], most: int, data: st.DataObje
 @pytest.mark.parametrize("plans", [gpu_plans, wafer_plans], ids=["GPUs", "wafers"])
 @given(st.data())
 @settings(max_examples=40)
-def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
-    plans: st.SearchStrategy[Plan], data: st.DataObject
-) -> None:
+def test_stragglers_unfold_only_their_classes(plans: st.SearchStrategy[Plan], data: st.DataObject) -> None:
     """Every copy ends as it does alone, whether all are written or each class."""
     plan = data.draw(plans)
     graph = plan.graph()
@@ -286,9 +282,7 @@ def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_whe
 
 @given(uneven)
 @settings(max_examples=25)
-def test_too_many_kinds_of_peers_take_at_least_as_long_folded_as_written_out(
-    drawn: tuple[ParallelLayout, int],
-) -> None:
+def test_too_many_kinds_of_peers_take_no_less_folded_than_written(drawn: tuple[ParallelLayout, int]) -> None:
     layout, gpus = drawn
     topology = network(layout, gpus, leaf=8, thin=1.0)
     graph = uneven_plan(layout, topology.system).graph()

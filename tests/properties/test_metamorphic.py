@@ -102,9 +102,7 @@ def test_parts_sum_to_the_step_and_shares_are_shares(question: dict[str, Any]) -
 
 @given(questions(), st.data())
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_more_of_anything_is_never_worse_at_a_fixed_layout(
-    question: dict[str, Any], data: st.DataObject
-) -> None:
+def test_more_is_never_worse_at_a_fixed_layout(question: dict[str, Any], data: st.DataObject) -> None:
     before = predicted(question)
     if before is None:
         return

@@ -72,9 +72,7 @@ def test_every_legal_layout_is_proven(
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("context", [1, 2])
-def test_buckets_of_zero_2_take_turns_also_where_a_rank_has_a_single_layer(
-    toys: ModuleType, layers: int, context: int
-) -> None:
+def test_buckets_of_zero_2_take_turns_over_one_layer_too(toys: ModuleType, layers: int, context: int) -> None:
     layout = ParallelLayout(data=2, context=context, zero_stage=2, layers_per_stage=(layers,))
     plan = planned(toys, toys.job(8), layout, 1)
     assert subject_of_toys(toys, plan, 0).faults() == []

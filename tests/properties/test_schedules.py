@@ -130,9 +130,7 @@ def peak(order: RankOrder, activations: float, weight_inputs: float, *, split: b
 
 @given(shapes(), st.integers(0, 9), st.integers(0, 9))
 @settings(max_examples=300)
-def test_what_memory_is_planned_for_is_what_the_schedule_holds(
-    shape: Shape, activations: int, weight_inputs: int
-) -> None:
+def test_planned_memory_is_what_a_schedule_holds(shape: Shape, activations: int, weight_inputs: int) -> None:
     name, pipeline, virtual, microbatches = shape
     split = SCHEDULES[name].has("splits_backward")
     fills = SCHEDULES[name].fills
@@ -144,9 +142,7 @@ def test_what_memory_is_planned_for_is_what_the_schedule_holds(
 
 
 @given(shapes(tuple(SPLIT)))
-def test_where_weight_inputs_are_as_large_as_activations_zero_bubble_holds_what_it_promises(
-    shape: Shape,
-) -> None:
+def test_where_weight_inputs_are_as_large_as_activations_zero_bubble_holds_as_promised(shape: Shape) -> None:
     name, pipeline, virtual, microbatches = shape
     promised = {
         "zb1p": pipeline,
@@ -230,9 +226,7 @@ def test_dualpipev_idles_as_published(pipeline: int, microbatches: int) -> None:
 
 
 @given(st.integers(2, 9), st.integers(9, 20))
-def test_half_and_a_third_of_the_memory_cost_about_the_published_bubbles(
-    pipeline: int, microbatches: int
-) -> None:
+def test_half_and_a_third_of_the_memory_cost_the_published_bubbles(pipeline: int, microbatches: int) -> None:
     """Of m micro-batches p / 2 m and 2 p / 3 m of the step, with equal passes [2405.15362 table 1]."""
     usual_s = idle_s(("1f1b", pipeline, 1, microbatches), (1, 2, 0))
     for name, share in (("v-half", 1 / 2), ("v-min", 2 / 3)):
@@ -244,9 +238,7 @@ def test_half_and_a_third_of_the_memory_cost_about_the_published_bubbles(
 
 
 @given(shapes(ZERO_BUBBLE), st.floats(0.5, 3.0), st.floats(0.2, 2.0))
-def test_no_zero_bubble_schedule_idles_longer_than_1f1b(
-    shape: Shape, backward_s: float, weights_s: float
-) -> None:
+def test_no_zero_bubble_schedule_idles_above_1f1b(shape: Shape, backward_s: float, weights_s: float) -> None:
     _, pipeline, _, microbatches = shape
     usual_s = idle_s(("1f1b", pipeline, 1, microbatches), (1.0, backward_s + weights_s, 0.0))
     assert idle_s(shape, (1.0, backward_s, weights_s)) <= usual_s + 1e-9
@@ -270,9 +262,7 @@ def test_no_zero_bubble_schedule_idles_longer_than_1f1b(
         ),
     ],
 )
-def test_schedules_are_in_the_order_that_is_written_here(
-    name: str, sizes: tuple[int, int, int], written: list[str]
-) -> None:
+def test_schedules_are_in_the_order_below(name: str, sizes: tuple[int, int, int], written: list[str]) -> None:
     """Each stage as `F0 F1 B0 ...`, chunks as letters where there are several."""
     letters = "ab" if sizes[1] > 1 else ["", ""]
     for order, expected in zip(schedule_called(name).orders(*sizes), written, strict=True):

@@ -109,9 +109,7 @@ MACHINES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("batch", [2, 24])
 @pytest.mark.parametrize("passes", [1, 2, 3])
-def test_the_closed_form_is_near_the_simulation_on_every_machine(
-    machine: str, batch: int, passes: int
-) -> None:
+def test_the_closed_form_is_near_the_simulation_everywhere(machine: str, batch: int, passes: int) -> None:
     layout = {"micro_batch_size": -(-batch // passes)}
     run = streamed(batch, changes=MACHINES[machine], layout=layout, model={"num_layers": 24})
     assert STREAMING.estimate_s(run.plan, run.costs) == pytest.approx(run.step_s, rel=0.15)
@@ -180,18 +178,14 @@ def in_tiers(share: float, passes: int, **changes: Any) -> Streamed:
     flash=st.sampled_from([1e8, 1e9, 1e10]),
     duplex=st.booleans(),
 )
-def test_more_dram_is_never_slower(
-    share: float, more: float, passes: int, flash: float, duplex: bool
-) -> None:
+def test_dram_is_never_slower(share: float, more: float, passes: int, flash: float, duplex: bool) -> None:
     changes = {"memoryx.server.flash.bandwidth": flash, "memoryx.server.flash.duplex": duplex}
     less, enough = (in_tiers(size, passes, **changes) for size in (share, share + more))
     assert enough.trace.end_s.max() <= less.trace.end_s.max() * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
-def test_a_model_that_exceeds_dram_by_a_tenth_pays_for_about_a_tenth_of_what_all_in_flash_costs(
-    passes: int,
-) -> None:
+def test_a_model_a_tenth_above_dram_pays_a_tenth_of_what_all_in_flash_costs(passes: int) -> None:
     """Where flash is so slow that it decides the step; moments move once, sums and weights more often."""
     slow = {"memoryx.server.flash.bandwidth": 1e7}
     all_s, tenth_s, none_s = (in_tiers(share, passes, **slow).step_s for share in (0.0, 0.9, 1.0))
@@ -263,9 +257,7 @@ def test_the_simulated_threshold_is_that_of_the_formula() -> None:
 
 @few
 @given(batch=st.integers(1, 64), efficiency=st.floats(0.02, 0.9), factor=st.floats(1.01, 2.0))
-def test_a_lower_efficiency_is_never_faster_and_peak_is_below_all(
-    batch: int, efficiency: float, factor: float
-) -> None:
+def test_lower_efficiency_is_never_faster_than_peak(batch: int, efficiency: float, factor: float) -> None:
     better = min(1.0, efficiency * factor)
     slow, fast = (streamed(batch, efficiency=value).step_s for value in (efficiency, better))
     assert streamed(batch, recipe=AT_PEAK).step_s <= fast <= slow
@@ -281,9 +273,7 @@ def test_scaling_at_a_fixed_global_batch_degrades_from_the_threshold_on() -> Non
 
 @pytest.mark.parametrize("passes", [2, 3, 8])
 @pytest.mark.parametrize("where", ["memoryx", "swarmx", "wafer"])
-def test_accumulation_repeats_the_weights_and_where_it_is_done_decides_on_gradients(
-    passes: int, where: str
-) -> None:
+def test_accumulation_repeats_weights_and_its_place_decides_on_gradients(passes: int, where: str) -> None:
     def traffic(count: int) -> Counter[str]:
         layout = {"micro_batch_size": 24 // count}
         n_bytes: Counter[str] = Counter()

@@ -45,9 +45,7 @@ def test_plans_are_written_as_they_were(inputs: dict[str, Any], recorded: Record
 
 
 @pytest.mark.parametrize("name", ["gpus", "wafers"])
-def test_traces_are_written_as_they_were(
-    name: str, inputs: dict[str, Any], recorded: Recorded, tmp_path: Path
-) -> None:
+def test_traces_are_as_before(name: str, inputs: dict[str, Any], recorded: Recorded, tmp_path: Path) -> None:
     """Every event of Perfetto's file and every node of Chakra's, with times of no model."""
     step = ps.predict(model="gpt3_xl", **inputs["steps"][name], **{"model.num_layers": 2}).trace
     graph = step.run.graph

@@ -106,9 +106,7 @@ def test_a_library_of_products_is_found_again_in_constants_that_are_what_they_we
     recorded("fit_products", {**fitted(found), "file": in_words(found)}, CLOSE)
 
 
-def test_factors_on_the_products_of_another_device_are_found_again_as_they_were(
-    tmp_path: Path, recorded: Recorded
-) -> None:
+def test_factors_on_products_of_another_device_are_as_they_were(tmp_path: Path, recorded: Recorded) -> None:
     """Times of a device with the A100's tiles, a little more efficient, and of one in 8 bits."""
     m, n, k = 2.0 ** np.random.default_rng(2).integers(7, 14, (3, 150))
     tiles = tuple(

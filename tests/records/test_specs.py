@@ -173,9 +173,7 @@ def test_the_nearest_name_is_what_it_was(inputs: Inputs, recorded: Recorded) -> 
 
 
 @pytest.mark.parametrize("dimension", ["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts"])
-def test_quantities_are_read_and_written_as_they_were(
-    dimension: Any, inputs: Inputs, recorded: Recorded
-) -> None:
+def test_quantities_read_and_write_as_they_did(dimension: Any, inputs: Inputs, recorded: Recorded) -> None:
     said: dict[str, Any] = {"units": accepted_units(dimension), "pattern": quantity_pattern(dimension)}
     said["read"] = {text: answer(parse_quantity, text, dimension) for text in inputs["quantities"]}
     for digits in (6, 3, None):

@@ -107,9 +107,7 @@ def test_a_sweep_answers_as_it_did(name: str, recorded: Recorded, told: Recorded
 @pytest.mark.parametrize(
     ("study", "name"), [(study, name) for study, asked in ASKED["solves"].items() for name in asked]
 )
-def test_a_study_asked_backwards_answers_as_it_did(
-    study: str, name: str, recorded: Recorded, told: Recorded
-) -> None:
+def test_an_inverse_question_is_as_it_was(study: str, name: str, recorded: Recorded, told: Recorded) -> None:
     answer = ps.solve(written("studies", study), **ASKED["solves"][study][name])
     recorded(f"solve_{name}", found(answer))
     told(f"solve_{name}", answer, solve_lines(answer))

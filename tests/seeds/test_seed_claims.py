@@ -446,9 +446,7 @@ def test_a_range_of_more_than_a_factor_of_two_supports_no_value() -> None:
     ("bound", "verdict"),
     [(6, Verdict.SUPPORTED), (8, Verdict.CANNOT_TELL), (12, Verdict.NOT_SUPPORTED), (14, Verdict.REFUTED)],
 )
-def test_a_bound_is_judged_by_the_ends_of_the_range_and_then_by_its_middle(
-    bound: float, verdict: Verdict
-) -> None:
+def test_a_bound_is_judged_by_the_ends_of_the_range_then_its_middle(bound: float, verdict: Verdict) -> None:
     assert judged(Range(10, 7, 13), Claimed(at_least=bound)) is verdict
     assert judged(Range(-10, -13, -7), Claimed(at_most=-bound)) is verdict
 

@@ -19,9 +19,7 @@ PLAIN_VERBS = ("gemm", "collective", "framework", "wafer")
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids="/".join)
-def test_every_value_has_a_registered_source_or_a_reason_and_each_of_these_a_value(
-    entry: tuple[str, str],
-) -> None:
+def test_every_value_has_a_registered_source_or_a_reason_and_each_has_a_value(entry: tuple[str, str]) -> None:
     kind, name = entry
     mapping = LocatedMapping.read(CATALOG.find(kind, name), kind, CATALOG)
     leaves = [leaf for leaf, _ in values(mapping.node).leaves()]

@@ -79,9 +79,7 @@ megatron = pytest.mark.parametrize("published", MEGATRON, ids=lambda published: 
 
 
 @megatron
-def test_flop_are_the_published_equations_and_give_the_utilisations_that_table_5_prints(
-    published: Megatron,
-) -> None:
+def test_flop_are_the_published_equations_and_give_the_utilisations_of_table_5(published: Megatron) -> None:
     """Appendix A of 2205.05198, and with full recompute equation 3 of 2104.04473."""
     layers = published.layers
     h = published.hidden

@@ -81,9 +81,7 @@ def test_recorded_errors_are_those_of_the_public_runs(
 
 
 @pytest.mark.slow
-def test_recorded_bands_are_those_of_the_runs_left_out(
-    results: list[dict[str, Any]], page: list[StepAccuracy]
-) -> None:
+def test_recorded_bands_are_of_runs_left_out(results: list[dict[str, Any]], page: list[StepAccuracy]) -> None:
     leaving = {step.result["file"]: step.leaving[-1] for step in page if step.result["file"] in KINDS}
     for entry, known in zip(record_of(results, leaving), recorded_errors(), strict=True):
         assert _flat(entry["band"]) == pytest.approx(_flat(known["band"]), rel=0.01), f"run {COMMAND}"

@@ -22,9 +22,7 @@ def prediction() -> ps.Prediction:
     return ps.predict(**ASKED)
 
 
-def test_it_shows_itself_in_a_line_and_in_a_notebook_above_where_its_seconds_go(
-    prediction: ps.Prediction,
-) -> None:
+def test_it_is_shown_in_a_line_and_in_a_notebook_with_where_its_seconds_go(prediction: ps.Prediction) -> None:
     line = "gpt3_xl on 8 A100-80GB (1 DGX), 3d: tp=2,pp=2,dp=2, batch 16, "
     assert repr(prediction).startswith(f"<{line}{prediction.step_time_s:.3g} s a step, MFU ")
     shown = prediction._repr_html_()
@@ -175,9 +173,7 @@ def test_a_model_is_trained_as_models_of_its_age_were_unless_a_recipe_is_named(
         ({"runtime": "megatron_2021"}, "megatron_2021"),
     ],
 )
-def test_device_month_precision_and_sharding_choose_the_runtime_unless_one_is_named(
-    given: dict[str, Any], runtime: str
-) -> None:
+def test_device_month_precision_and_sharding_choose_the_runtime(given: dict[str, Any], runtime: str) -> None:
     asked = {"model": "llama3_8b", "system": "dgx-h100", "devices": 8, **given}
     assert question_of(asked).ran_by.name == runtime
 

@@ -74,9 +74,7 @@ def test_a_part_of_a_mapping_may_extend_a_description_as_in_a_file(tmp_path: Pat
         ps.study({**fields, "model": {"extends": "gpt3_xl", "num_layer": 12}})
 
 
-def test_frames_have_all_rows_or_ask_for_pandas(
-    answer: ps.StudyAnswer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_have_all_rows_or_need_pandas(answer: ps.StudyAnswer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(answer.to_pandas()["num_devices"]) == [8, 1, 2]
     curve = answer.batch_curve.to_pandas()
     assert len(curve) == sum(len(candidate.batch_curve) for candidate in answer.candidates)
@@ -131,9 +129,7 @@ def test_a_notebook_shows_verdict_and_caveats_name_their_machines(answer: ps.Stu
         (lambda answer: ps.study({**STUDY, "candidates": []}), "candidates"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_words(
-    answer: ps.StudyAnswer, ask: Callable[..., object], said: str
-) -> None:
+def test_nonsense_is_refused_in_words(answer: ps.StudyAnswer, ask: Callable[..., object], said: str) -> None:
     with pytest.raises(ps.PerfsimError, match=said):
         ask(answer)
 

@@ -63,9 +63,7 @@ def test_arrays_in_any_order_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatc
             assert out[:, 1].tolist() == [value * STEP + 4 for value in column.tolist()]
 
 
-def test_a_numba_that_passes_arrays_otherwise_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_another_numba_for_arrays_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     longer = Laid(np.zeros((2, 2)))
     longer.words += bytes(8)

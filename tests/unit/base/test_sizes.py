@@ -176,8 +176,6 @@ def test_a_description_extends_another_key_by_key() -> None:
 
 
 @pytest.mark.parametrize("ending", ["", ".yaml"])
-def test_a_name_that_is_longer_than_any_path_is_refused_at_its_line(
-    refusal: Callable[[str], CatalogError], ending: str
-) -> None:
+def test_a_name_longer_than_any_path_is_refused(refusal: Callable[[str], CatalogError], ending: str) -> None:
     said = "there is no file" if ending else "unknown study"
     assert f"study.yaml:1:10: extends: {said}" in str(refusal(f"extends: {'x' * 3_000}{ending}\n"))

@@ -48,9 +48,7 @@ def test_quantity_is_read_in_si(text: str, dimension: units.Dimension, value: fl
 
 
 @given(value=st.floats(1e-9, 1e21), dimension=st.sampled_from(DIMENSIONS))
-def test_what_is_written_is_read_back_to_six_digits_or_to_the_last(
-    value: float, dimension: units.Dimension
-) -> None:
+def test_what_is_written_reads_back_to_six_digits_or_all(value: float, dimension: units.Dimension) -> None:
     assert math.isclose(
         units.parse_quantity(units.format_quantity(value, dimension), dimension), value, rel_tol=6e-6
     )
@@ -66,9 +64,7 @@ def test_python_code_may_pass_si_floats_and_strings() -> None:
     [(value, units.YAML_CONTEXT) for value in (80e9, 80, True, None, [1])]
     + [(value, {}) for value in (True, -1.0, math.inf, math.nan, None)],
 )
-def test_yaml_may_not_pass_bare_numbers_and_python_nothing_that_is_no_amount(
-    value: object, context: dict[str, bool]
-) -> None:
+def test_yaml_passes_no_bare_number_and_python_only_amounts(value: object, context: dict[str, bool]) -> None:
     with pytest.raises(ValidationError) as caught:
         Memory.model_validate({"capacity": value, "bandwidth": "2 TB/s"}, context=context)
     assert [(error["loc"], error["type"]) for error in caught.value.errors()] == [(("capacity",), "refused")]
@@ -93,9 +89,7 @@ class Kernel(BaseModel):
         ({"latency": "1 s", "rounds": "inf"}, "`inf` is text, a number is expected", ""),
     ],
 )
-def test_a_field_refuses_what_is_outside_its_range(
-    given: dict[str, object], message: str, help_text: str
-) -> None:
+def test_a_field_refuses_what_is_out_of_range(given: dict[str, object], message: str, help_text: str) -> None:
     of_a_file = units.YAML_CONTEXT if isinstance(given["latency"], str) else None
     with pytest.raises(ValidationError) as caught:
         Kernel.model_validate(given, context=of_a_file)

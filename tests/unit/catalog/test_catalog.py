@@ -342,9 +342,7 @@ def test_errors_of_a_file_that_is_named_or_extended_keep_their_own_file(root: Pa
     assert reported == {("wire.yaml", 2), ("tiny.yaml", 6), ("deep.yaml", 2)}
 
 
-def test_child_overrides_deeply_keeps_the_rest_and_provenance_follows_the_value(
-    root: Path, catalog: Catalog
-) -> None:
+def test_a_child_overrides_deeply_and_provenance_follows_the_value(root: Path, catalog: Catalog) -> None:
     device = catalog.device("gpu-b")
     assert (device.memory.capacity, device.memory.bandwidth) == (40 * 2**30, 2e12)
     assert (device.name, device.peak) == ("gpu-b", catalog.device("gpu-a").peak)

@@ -59,9 +59,7 @@ def test_a_gpu_of_no_file_goes_from_its_data_sheet_to_an_answer_with_a_band(tmp_
         ("bf16: 2250 TFLOP/s, fp8: 4500 TFLOP/s, nvfp4: 9000 TFLOP/s", "8 TB/s", "b"),
     ],
 )
-def test_generation_decides_before_the_figures(
-    tmp_path: Path, peak: str, bandwidth: str, nearest: str
-) -> None:
+def test_generation_decides_before_figures(tmp_path: Path, peak: str, bandwidth: str, nearest: str) -> None:
     device = described(tmp_path, peak, bandwidth)
     assert device.calibration is not None
     assert device.calibration.name.startswith(nearest)
@@ -113,9 +111,7 @@ def test_a_name_that_begins_as_those_of_a_maker_is_not_run_by_its_software(tmp_p
 EXTENDED = "{name: mine, extends: a100-sxm4-80gb, memory: {capacity: 96 GB}, assumed: {memory: ours}}"
 
 
-def test_a_device_that_extends_another_has_its_chip_and_its_software_unless_it_computes_otherwise(
-    tmp_path: Path,
-) -> None:
+def test_a_device_that_extends_another_has_its_chip_and_software_unless_it_differs(tmp_path: Path) -> None:
     """With other memory it is run by the software of the base, and its band is no wider."""
     known = Catalog().system("dgx-a100-80gb")
     base = ps.predict(model="gpt3_xl", system=known, devices=8, batch=64)

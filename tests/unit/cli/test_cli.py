@@ -296,9 +296,7 @@ TAGS = ("!!float x", "2024-13-45", "9" * 5_000, "[" * 500, '!!int ""', "!!bool x
 
 @pytest.mark.parametrize("verb", ["check", "import"])
 @pytest.mark.parametrize("text", [ALIASES, *(f"a: {value}\n" for value in TAGS)])
-def test_a_yaml_trap_is_refused_by_the_name_of_its_file(
-    perfsim: Run, elsewhere: Path, verb: str, text: str
-) -> None:
+def test_a_yaml_trap_is_refused_with_its_file(perfsim: Run, elsewhere: Path, verb: str, text: str) -> None:
     (elsewhere / "odd.yaml").write_text(text, encoding="utf-8")
     refused(perfsim(verb, "odd.yaml"), 2, "odd.yaml")
 

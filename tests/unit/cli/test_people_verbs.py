@@ -136,9 +136,7 @@ def test_the_kind_of_a_file_is_told_by_its_keys(perfsim: Run, repository: Path, 
         assert f"mine.yaml: {kind}, no mistakes" in perfsim("check", "mine.yaml").stdout
 
 
-def test_the_scale_of_a_cluster_is_a_calibration_though_it_lists_its_cases(
-    perfsim: Run, tmp_path: Path
-) -> None:
+def test_a_scale_of_a_cluster_is_a_calibration_though_it_lists_cases(perfsim: Run, tmp_path: Path) -> None:
     step = "{id: a, measured_s: 2 s, predicted_s: 1 s, residual: 0.0}"
     steps = f"cases: [{step}, {step}]"
     (tmp_path / "ours.yaml").write_text(f"name: ours\nkind: cluster\ndevice: x100\nscale: 2.0\n{steps}\n")
@@ -171,9 +169,7 @@ def test_every_word_of_a_layout_and_of_an_answer_is_explained(perfsim: Run) -> N
         ("perfsim why --system cs-2-p", ["cs-2-peak"]),
     ],
 )
-def test_each_shell_has_a_script_and_bash_itself_completes_names(
-    perfsim: Run, line: str, completed: list[str]
-) -> None:
+def test_each_shell_has_a_script_and_bash_completes(perfsim: Run, line: str, completed: list[str]) -> None:
     """As readline calls the function; it inserts behind the last `=`, where a word begins for it."""
     for shell in ("bash", "zsh", "fish"):
         script = perfsim("completion", shell).stdout
@@ -225,9 +221,7 @@ class Terminal(io.StringIO):
 LINES = ["name  value", "-----------", " a        1", "*b        2", "serious: it is far", "Report: a.html"]
 
 
-def test_colour_changes_no_character(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_colour_changes_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     print_lines(LINES)
     plain = capsys.readouterr().out
     assert plain == "\n".join(LINES) + "\n"
@@ -284,9 +278,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return screen
 
 
-def test_one_bar_shows_what_takes_long_and_goes_before_an_answer_is_printed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_bar_shows_what_takes_long_and_goes_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     monkeypatch.setattr(output, "SECONDS_BEFORE_A_BAR", 0.0)
     with metered() as meter:

@@ -69,9 +69,7 @@ def test_a_range_of_the_price_is_the_range_of_the_money() -> None:
     [(2000.0, 0.75, 0.25 * 2.0 + 0.75 * 6.5), (None, 0.75, 6.5), (9000.0, 0.5, 6.5)],
     ids=["waiting takes idle power", "unknown: as computing", "never above computing"],
 )
-def test_a_step_that_waits_takes_idle_power_for_that_share(
-    idle_w: float | None, busy: float, mean_kw: float
-) -> None:
+def test_a_step_takes_idle_power_while_it_waits(idle_w: float | None, busy: float, mean_kw: float) -> None:
     waiting = replace(RATES, system=machine("dgx", 6500.0, idle_w), busy=busy).bill(DAY, typical)
     assert waiting.energy_kwh == pytest.approx(2 * mean_kw * 24 * 1.2)
 

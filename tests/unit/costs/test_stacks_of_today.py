@@ -150,9 +150,7 @@ def test_the_device_waits_for_no_launch_and_no_rank_in_an_exchange_or_a_block_wi
         ({"precision": "nvfp4", "overlap_tensor": True}, False),
     ],
 )
-def test_a_product_hides_an_exchange_where_the_recipe_overlaps_them_and_never_in_nvfp4(
-    recipe: dict[str, Any], hides: bool
-) -> None:
+def test_a_product_hides_an_exchange_if_told_and_never_in_nvfp4(recipe: dict[str, Any], hides: bool) -> None:
     tree = FatTree(default_catalog().system("gb200-nvl72"), 4)
     costs = GpuCosts(tree, toys.recipe(framework=STACK, **recipe))
     next_to_s = costs.duration_s(gather(product(None)))
@@ -170,9 +168,7 @@ def test_a_pass_waits_for_its_host_and_for_its_message_between_nodes() -> None:
     ("length", "forward_s", "backward_s"),
     [(128, 0.10e-3, 0.17e-3), (256, 0.29e-3, 0.52e-3), (512, 1.14e-3, 1.81e-3)],
 )
-def test_attention_in_one_block_takes_the_times_of_the_published_table(
-    length: int, forward_s: float, backward_s: float
-) -> None:
+def test_attention_in_one_block_has_published_times(length: int, forward_s: float, backward_s: float) -> None:
     """Apex FMHA on an A100, 64 sequences of 16 heads of 64 (FlashAttention, table 7)."""
     catalog = default_catalog()
     recipe = catalog.recipe("gpt3_pretraining").with_(precision="fp16")

@@ -32,9 +32,7 @@ def run(*kernels: Kernel, op: str = "layer.forward") -> Work:
 
 
 @given(tokens=sizes, n_in=sizes, n_out=sizes)
-def test_a_layers_product_takes_its_flops_at_the_products_rate_and_a_time_for_each_row_of_its_weights(
-    tokens: int, n_in: int, n_out: int
-) -> None:
+def test_a_product_takes_its_flops_and_a_time_a_row(tokens: int, n_in: int, n_out: int) -> None:
     """The rows are the outputs of the linear layer, in each of its three products."""
     forward = gemm("fc1", tokens, n_out, n_in, partition="streamed")
     gradient, *_ = forward.weight_gradients(2.0, bias=False)
@@ -95,9 +93,7 @@ def test_the_recipes_release_wins_over_the_systems_and_slows_all_three_parts(toy
         ("peak", "peak", None),
     ],
 )
-def test_releases_between_the_measured_ones_grow_evenly_and_nothing_is_extrapolated(
-    wanted: str, used: str, slower: int | None
-) -> None:
+def test_releases_grow_evenly_and_are_not_extrapolated(wanted: str, used: str, slower: int | None) -> None:
     assert known_release(wanted, MEASURED) == used
     if slower is not None:
         assert slowdown(wanted, MEASURED) == pytest.approx(1.2**slower)

@@ -62,9 +62,7 @@ def test_bands_of_simulated_families_hold_90_percent_of_the_families_left_out() 
     assert 0.88 <= np.mean(held) <= 0.93
 
 
-def test_a_class_has_its_own_width_by_the_number_of_its_families_and_the_class_above_speaks_for_others() -> (
-    None
-):
+def test_a_class_with_enough_families_has_its_own_width_else_that_of_the_class_above() -> None:
     dense = sample(np.random.default_rng(3), 10, between=0.02, within=0.03)
     experts = replace(HERE, experts=True, generation="new")
     doubled = [replace(run, family=f"e{run.family}", traits=experts) for run in dense]

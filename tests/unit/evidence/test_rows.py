@@ -66,9 +66,7 @@ def read(path: Path, *rows: Any) -> CaseRows[StepCase]:
         ("model.num_query_groups", 3, "is not a multiple of num_query_groups 3"),
     ],
 )
-def test_an_unknown_key_or_value_refuses_its_own_row_by_name_and_line(
-    tmp_path: Path, path: str, value: Any, said: str
-) -> None:
+def test_an_unknown_key_or_value_refuses_one_row(tmp_path: Path, path: str, value: Any, said: str) -> None:
     rows = read(tmp_path, ROW, changed({path: value}), ROW | {"id": "after"})
     assert [case.id for case in rows.cases] == ["good", "after"]
     (refused,) = rows.refused
@@ -118,9 +116,7 @@ def test_of_two_cases_of_one_name_the_second_is_refused(tmp_path: Path, row: dic
 
 
 @pytest.mark.parametrize(("degree", "framework"), [("data", "fsdp-2023"), ("tensor", "torchtitan")])
-def test_a_sharded_run_that_also_splits_layers_has_the_stack_that_a_question_has(
-    degree: str, framework: str
-) -> None:
+def test_a_sharded_run_that_splits_layers_has_the_stack_of_a_question(degree: str, framework: str) -> None:
     sharded = {"system.device": "h100-sxm5-80gb", "training.attention": "flash", "parallel.zero_stage": 3}
     case = StepCase.model_validate(changed({**sharded, "parallel.data": 1, f"parallel.{degree}": 8}))
     assert case.stack.framework == framework

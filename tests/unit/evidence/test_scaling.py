@@ -27,9 +27,7 @@ MISSED = "13B"
 """Its published ratio is 14 to 23 % below the predicted one, which the university's log of a 13B meets."""
 
 
-def test_ratios_lie_in_their_bands_and_all_but_the_largest_model_within_9_percent(
-    compared: dict[str, Any],
-) -> None:
+def test_ratios_lie_in_their_bands_and_but_for_the_largest_within_9_percent(compared: dict[str, Any]) -> None:
     for run in compared["runs"]:
         for base in run["against"]:
             low, high = base["band"]
@@ -38,9 +36,7 @@ def test_ratios_lie_in_their_bands_and_all_but_the_largest_model_within_9_percen
             assert abs(base["error"]) < (0.25 if run["name"] == MISSED else 0.09)
 
 
-def test_the_band_of_sixteen_systems_reaches_the_least_efficiency_that_is_published(
-    compared: dict[str, Any], published: ScalingFile
-) -> None:
+def test_sixteen_systems_reach_the_least_published(compared: dict[str, Any], published: ScalingFile) -> None:
     (bound,) = (claim for claim in published.efficiencies if claim.least)
     assert (bound.systems, bound.efficiency) == (SYSTEMS, LEAST_EFFICIENCY)
     least, press, _ = compared["efficiencies"]
@@ -49,9 +45,7 @@ def test_the_band_of_sixteen_systems_reaches_the_least_efficiency_that_is_publis
     assert press["allowed"] < press["measured"] < press["predicted"] < press["measured"] + 0.01
 
 
-def test_every_cause_alone_makes_the_step_as_slow_as_published(
-    compared: dict[str, Any], published: ScalingFile
-) -> None:
+def test_each_cause_alone_slows_a_step_as_published(compared: dict[str, Any], published: ScalingFile) -> None:
     rows = {row["cause"]: row for row in compared["explanations"]}
     needed = {cause: row["needed"] for cause, row in rows.items()}
     run = next(run for run in published.runs if run.systems == SYSTEMS)

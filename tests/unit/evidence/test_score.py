@@ -79,9 +79,7 @@ def predictions(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return known
 
 
-def test_predictions_are_scored_next_to_the_baseline_and_what_has_none_counts_as_1(
-    predictions: dict[str, float],
-) -> None:
+def test_predictions_are_scored_next_to_the_baseline_or_1_without_one(predictions: dict[str, float]) -> None:
     """Evidence C is shown and not scored."""
     predictions |= {"a": 1.1, "b": 0.7, "c": 9.0}
     runs = [case("a"), case("b"), case("c", evidence="C"), case("d")]

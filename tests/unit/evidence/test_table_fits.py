@@ -79,9 +79,7 @@ def test_times_in_another_unit_are_refused(tmp_path: Path) -> None:
         link_calibration([written(tmp_path, f"collective,num_gpus,bytes,time_us\n{rows}")], LINK)
 
 
-def test_products_of_a_device_that_extends_another_are_fitted_as_its_own_and_keep_the_runs_of_its_chip(
-    tmp_path: Path,
-) -> None:
+def test_a_device_that_extends_another_is_fitted_alone_and_keeps_the_runs_of_its_chip(tmp_path: Path) -> None:
     base = default_catalog().device("a100-sxm4-80gb")
     device = base.model_copy(update={"name": "mine", "chip": base.name})
     table = products(tmp_path, 1e-6, ",bf16")
@@ -97,9 +95,7 @@ def test_products_of_a_device_that_extends_another_are_fitted_as_its_own_and_kee
     assert own.constants == base.constants
 
 
-def test_without_scipy_the_refusal_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_scipy_it_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [f"all_reduce,8,{2**octave},{2**octave / 1e5}" for octave in range(9, 30)]
     table = written(tmp_path, "\n".join(["collective,num_gpus,bytes,time_us", *rows]))
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
@@ -166,9 +162,7 @@ def test_an_old_release_without_columns_of_the_operation_is_read_by_its_header(t
         ("all_gather.txt", "Rank  1", "Rank  1 Group  1", "several groups of ranks"),
     ],
 )
-def test_an_output_that_cannot_be_used_is_refused(
-    tmp_path: Path, name: str, before: str, after: str, message: str
-) -> None:
+def test_an_unusable_output_is_told(tmp_path: Path, name: str, before: str, after: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_collectives(written(tmp_path, OLD.replace(before, after), name), OPERATIONS)
 

@@ -43,9 +43,7 @@ def test_each_class_of_ranks_has_a_file_and_each_task_stands_in_that_of_its_rank
     assert flop == pytest.approx(trace.graph.flop, rel=1e-9)
 
 
-def test_nodes_wait_for_earlier_ones_and_what_one_rank_sends_another_receives(
-    ranks: dict[int, ExecutionTrace],
-) -> None:
+def test_nodes_wait_for_earlier_ones_and_what_is_sent_is_received(ranks: dict[int, ExecutionTrace]) -> None:
     ends: dict[str, set[tuple[int, int]]] = {"COMM_SEND_NODE": set(), "COMM_RECV_NODE": set()}
     for rank, trace in ranks.items():
         seen: set[int] = set()

@@ -138,9 +138,7 @@ def test_a_very_long_trace_has_slices_only(trace: Trace, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["trace.json", "deep/er/trace.json.gz"])
-def test_a_written_trace_reads_back_and_is_the_same_bytes_again(
-    trace: Trace, tmp_path: Path, name: str
-) -> None:
+def test_a_written_trace_reads_back_to_the_same_bytes(trace: Trace, tmp_path: Path, name: str) -> None:
     path = StepTrace(trace).save(tmp_path / name)
     assert loaded(path) == events(trace)
     again = StepTrace(trace).save(tmp_path / f"again-{path.name}")

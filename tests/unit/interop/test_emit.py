@@ -40,9 +40,7 @@ def test_a_field_of_a_layout_that_no_row_of_a_tool_tells_is_refused(planned: Cal
         replace(MEGATRON, rows=tuple(rows)).emit(planned(f"{PIPELINE},recompute=full"), "megatron")
 
 
-def test_steps_from_a_cuda_graph_are_emitted_read_back_and_named_where_the_tool_has_none(
-    planned: Callable[..., Plan],
-) -> None:
+def test_cuda_graphs_are_emitted_read_back_and_named_if_a_tool_has_none(planned: Callable[..., Plan]) -> None:
     replayed = planned(PIPELINE, cuda_graph=True)
     flags = emit("megatron", replayed)
     assert "--cuda-graph-impl local\n--cuda-graph-scope full_iteration" in flags
@@ -150,9 +148,7 @@ AXES_IN_USE = {
 
 
 @pytest.mark.parametrize("tool", [tool for tool in WRITTEN if tool != "modelzoo"])
-def test_every_setting_is_written_named_as_missing_or_refused(
-    planned: Callable[..., Plan], tool: str
-) -> None:
+def test_every_setting_is_written_named_missing_or_refused(planned: Callable[..., Plan], tool: str) -> None:
     """So a new field of recipe, runtime or layout is none that a text keeps silent about."""
 
     def told(layout: str, **changes: Any) -> list[str]:

@@ -111,9 +111,7 @@ def test_a_collective_of_whole_nodes_uses_the_nics_of_all_its_ranks(rank: int) -
 
 
 @pytest.mark.parametrize("group", [RankGroup(4, 4, 5), RankGroup(0, 3, 10), RankGroup(2, 1, 30)])
-def test_the_rings_of_an_uneven_group_share_no_nic_and_load_those_of_all_ranks_alike(
-    group: RankGroup,
-) -> None:
+def test_rings_of_an_uneven_group_share_no_nic_and_load_those_of_all_ranks_alike(group: RankGroup) -> None:
     """A price for the NICs of the emptiest node is not lengthened by more rings than that."""
     assert run(at_once((reduce(group), "gpu0/nccl-data"))) == [SECONDS]
     whole = network_of(TREE).traffic(reduce(group), ALONE)
@@ -165,9 +163,7 @@ def test_classes_of_peers_together_load_what_all_peers_load() -> None:
     ("ends", "longer"),
     [([(0, 8), (1, 9)], 2), ([(0, 8), (2, 10), (3, 11)], 3), ([(0, 8)], 1), ([(0, 8), (9, 17)], 1)],
 )
-def test_messages_share_the_only_nic_that_dead_ones_leave_them(
-    ends: list[tuple[int, int]], longer: int
-) -> None:
+def test_messages_share_the_only_nic_that_is_not_dead(ends: list[tuple[int, int]], longer: int) -> None:
     """Each asks for one NIC. Of the eight only nic1 lives, so GPU 0 goes through GPU 1: half speed for both.
 
     GPU 0 alone has it to itself, and so has each of two nodes its own. Detours have more hops.

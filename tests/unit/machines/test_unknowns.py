@@ -44,9 +44,7 @@ RELEASES = {
 }
 
 
-def test_a_release_beyond_the_measured_ones_may_differ_by_what_releases_changed_but_not_exceed_the_peak() -> (
-    None
-):
+def test_an_unmeasured_release_may_differ_as_releases_did_but_not_exceed_the_peak() -> None:
     for release, factor in RELEASES.items():
         assert width(release) == pytest.approx(math.log(factor or 1)), release
     with pytest.raises(CatalogError, match=r"not of the form r2\.0"):

@@ -118,9 +118,7 @@ BUSES = {
 
 
 @pytest.mark.parametrize(("group", "machine", "bytes_per_s"), BUSES.values(), ids=BUSES)
-def test_the_slowest_link_of_a_ring_bounds_its_bus(
-    group: Group, machine: NodeSpec, bytes_per_s: float
-) -> None:
+def test_the_slowest_link_bounds_a_ring(group: Group, machine: NodeSpec, bytes_per_s: float) -> None:
     """Of a long all-reduce, with 2 (n - 1) / n bytes over the wire for a byte of the message."""
     wire_bytes = 2 * (group.size - 1) / group.size * 1e12
     seconds = CollectiveModel.of_node(machine).seconds("all_reduce", 1e12, group).total_s
@@ -278,9 +276,7 @@ def test_a_broadcast_between_nodes_waits_at_every_rank_of_its_ring() -> None:
 @pytest.mark.parametrize(
     ("protocol", "roce", "share"), [("roce", 0.6, 0.6), ("infiniband", 0.6, 0.8), ("roce", None, 0.8)]
 )
-def test_nics_that_speak_roce_have_their_own_share_of_bandwidth(
-    protocol: Any, roce: float | None, share: float
-) -> None:
+def test_roce_nics_have_their_own_share_of_bandwidth(protocol: Any, roce: float | None, share: float) -> None:
     model = of_one_ring(protocol, roce_efficiency=roce)
     long_s = model.seconds("send_recv", 1e12, Group.even(1, 2)).total_s
     assert long_s == pytest.approx(1e12 / (share * 25e9), rel=1e-4)

@@ -52,9 +52,7 @@ def test_an_oversubscribed_leaf_has_fewer_uplinks() -> None:
     ("systems", "levels"),
     [(1, (1,)), (4, (1,)), (5, (1, 2)), (16, (1, 4)), (18, (1, 2, 5)), (64, (1, 4, 16)), (65, (1, 2, 5, 17))],
 )
-def test_a_wafer_tree_has_the_fewest_nodes_that_the_fan_out_allows(
-    systems: int, levels: tuple[int, ...]
-) -> None:
+def test_a_wafer_tree_has_the_fewest_nodes_of_its_fan_out(systems: int, levels: tuple[int, ...]) -> None:
     topology = wafers(systems)
     assert topology.tree_levels == levels
     assert set(topology.graph) == {

@@ -66,9 +66,7 @@ def family(name: str, n: int, p90: float, **changes: Any) -> dict[str, Any]:
         ({"num_devices": 51200}, 2.0, "number of devices outside its range by a factor of 100.0"),
     ],
 )
-def test_each_difference_has_its_points_and_its_words(
-    changes: dict[str, Any], points: float, words: str
-) -> None:
+def test_each_difference_has_points_and_words(changes: dict[str, Any], points: float, words: str) -> None:
     assert HERE.unlikeness(LIKE) == (0.0, ())
     unlikeness, said = replace(HERE, **changes).unlikeness(LIKE)
     assert unlikeness == pytest.approx(points)

@@ -159,9 +159,7 @@ def test_every_code_has_a_question_and_stands_in_the_document(repository: Path) 
 
 
 @pytest.mark.parametrize("code", list(CODES))
-def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
-    code: str, factory: ModuleType, repository: Path
-) -> None:
+def test_caveats_reach_every_form_of_run_and_study(code: str, factory: ModuleType, repository: Path) -> None:
     prediction = QUESTIONS[code]()
     caveat = caveat_of(prediction, code)
     assert caveat is not None
@@ -254,9 +252,7 @@ def test_texts_of_caveats_have_the_figures_of_their_question() -> None:
 @pytest.mark.parametrize(
     ("factor", "severity"), [(0.9, ""), (1.04, ""), (1.1, "warning"), (2.9, "warning"), (3.1, "serious")]
 )
-def test_more_hidden_communication_than_in_any_run_is_told_with_both_shares(
-    factor: float, severity: str
-) -> None:
+def test_more_hidden_communication_than_in_any_run_has_both_shares(factor: float, severity: str) -> None:
     run = replace(gpus("tp=2,dp=4,mbs=1,zero=1").run)
     share = factor * Hidden.of(run.plan, 0.0).published
     run.trace.__dict__["hidden_share"] = share
@@ -266,9 +262,7 @@ def test_more_hidden_communication_than_in_any_run_is_told_with_both_shares(
     assert caveat is None or (caveat.text.startswith(said) and caveat.text.endswith("% of the step"))
 
 
-def test_caveats_that_could_turn_the_order_stand_with_the_verdict_and_others_under_their_number(
-    tmp_path: Path,
-) -> None:
+def test_caveats_that_could_turn_the_order_stand_with_the_verdict_others_are_counted(tmp_path: Path) -> None:
     candidates = [
         {"strategy": "3d", "system": "dgx-a100-80gb", "devices": 8},
         {"strategy": "weight-streaming", "system": "cs-2", "devices": [16]},

@@ -74,9 +74,7 @@ def perfsim(line: str, *paths: Path) -> Result:
     return CliRunner().invoke(main, line.format(*paths).split())
 
 
-def test_a_step_that_says_nothing_of_its_software_is_predicted_as_run_predicts_it(
-    predicted: list[float],
-) -> None:
+def test_a_step_without_software_is_predicted_as_run_predicts_it(predicted: list[float]) -> None:
     model = StepCase.model_validate(case("eight", 8, 0.03) | {"family": "mine", "evidence": "A"}).model
     asked = {"system": "dgx-a100-80gb", "devices": 8, "batch": 16, "layout": "dp=8,mbs=1,recompute=none"}
     step = ps.predict(model=model, **asked, **{"recipe.seq_length": 1024, "recipe.precision": "fp16"})
@@ -156,9 +154,7 @@ def test_what_is_written_is_what_is_read_and_cases_far_apart_are_warned_of(
         *(([case("one", 1, wrong), case("two", 1, 1.0)], "step_time_s") for wrong in (0, -1, "fast")),
     ],
 )
-def test_steps_that_make_no_scale_are_refused_at_their_line(
-    tmp_path: Path, cases: list[dict[str, Any]], message: str
-) -> None:
+def test_steps_without_a_scale_are_refused(tmp_path: Path, cases: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(CatalogError, match=message) as caught:
         fit_cluster([measured(tmp_path, *cases)])
     assert caught.value.problems[0].line > 0

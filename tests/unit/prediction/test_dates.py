@@ -86,9 +86,7 @@ def test_without_a_day_a_question_is_run_by_what_it_names() -> None:
         ("cs-2", "equal", "'equal' is no date", "latest"),
     ],
 )
-def test_what_did_not_exist_is_refused_with_the_nearest_that_did(
-    system: str, day: str, words: str, nearest: str
-) -> None:
+def test_what_did_not_exist_is_refused_with_what_did(system: str, day: str, words: str, nearest: str) -> None:
     with pytest.raises(InputError) as refused:
         asked(system, day)
     assert words in refused.value.problems[0].message

@@ -93,9 +93,7 @@ def step_of(topology: Topology, *works: tuple[Work, str], healthy: Topology) -> 
 
 
 @pytest.mark.parametrize("n_bytes", [1e5, 1e7, 1e9])
-def test_messages_that_share_a_nic_wait_for_a_latency_each_and_for_all_bytes(
-    toys: ModuleType, n_bytes: float
-) -> None:
+def test_messages_on_one_nic_wait_for_each_latency_and_all_bytes(toys: ModuleType, n_bytes: float) -> None:
     """Eight GPUs share one NIC that is rated for all of them; it carries the messages of one."""
     healthy = a100(16, **{"node.nics": 1})
     nic = dict.fromkeys(healthy.edges.of_kind("nic").tolist(), healthy.edges.rated["nic"] / 8)

@@ -53,9 +53,7 @@ def test_a_setting_that_was_not_as_described_is_found_first(question: Question) 
         ("device.memory.bandwidth", "device memory"),
     ],
 )
-def test_the_factor_on_a_rate_is_the_one_that_it_was_changed_by(
-    question: Question, path: str, change: str
-) -> None:
+def test_the_factor_on_a_rate_is_that_of_its_change(question: Question, path: str, change: str) -> None:
     value = reduce(operator.getitem, path.split("."), question.system.model_dump())
     slower = question.system.with_(name=question.system.name, **{path: 0.7 * value})
     suspects = explained(question, system=slower).suspects

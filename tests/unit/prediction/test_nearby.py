@@ -48,9 +48,7 @@ def test_a_plan_answers_for_the_batch_that_divides_next_to_the_asked_one() -> No
     assert [near.job.global_batch_size for near in divisible(asked(64, 7))] == [8]
 
 
-def test_a_plan_whose_tensor_groups_leave_nodes_names_the_number_of_devices_over_which_layers_divide() -> (
-    None
-):
+def test_a_plan_whose_tensor_groups_leave_nodes_names_devices_over_which_layers_divide() -> None:
     """105 layers in equal stages, as Megatron-LM of 2021 wants them, on 64 and on 60 nodes."""
     planned = plan_layouts(asked(512, 1024, model="mt_nlg_530b"), shown=1)
     (other,) = planned.nearby

@@ -71,9 +71,7 @@ def test_the_planner_finds_layouts_as_fast_as_those_found_by_hand(
         ("gpt3_13b", 16, 32, "dgx-a100-80gb"),
     ],
 )
-def test_3d_is_never_slower_than_a_strategy_that_it_contains(
-    model: str, devices: int, batch: int, system: str
-) -> None:
+def test_3d_is_never_slower_than_what_it_contains(model: str, devices: int, batch: int, system: str) -> None:
     whole = best_plan(question(model, devices, batch, system)).step_time_s
     for name in ("data", "tensor", "pipeline", "zero3"):
         try:
@@ -83,9 +81,7 @@ def test_3d_is_never_slower_than_a_strategy_that_it_contains(
         assert whole <= part * (1 + 1e-9), name
 
 
-def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_memory(
-    toys: ModuleType, topology: Topology
-) -> None:
+def test_screening_ranks_what_fits_by_time_then_by_memory(toys: ModuleType, topology: Topology) -> None:
     searched = Search(on_toys(toys, "3d", toys.job(64), topology))
     searched.ratio[:] = 1.0  # as if all were published
     screening = searched.screening
@@ -129,9 +125,7 @@ def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_th
     assert len(tried) == most_tried
 
 
-def test_a_layout_above_the_memory_limit_is_an_answer_only_where_nothing_else_is(
-    toys: ModuleType, topology: Topology
-) -> None:
+def test_a_layout_above_the_memory_limit_is_the_last_resort(toys: ModuleType, topology: Topology) -> None:
     """The fastest layout of an open search uses 97 % of the memory."""
     job = toys.job(64)
     fastest = best_plan(on_toys(toys, "tensor", job, topology)).plan

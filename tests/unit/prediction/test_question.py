@@ -80,9 +80,7 @@ ASKING: dict[str, Callable[[dict[str, Any]], object]] = {
         ("study", {"layout": "tp=8x"}, "layout 'tp=8x'"),
     ],
 )
-def test_a_wrong_path_names_itself_the_value_and_the_nearest(
-    asking: str, change: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_path_names_its_value_and_the_nearest(asking: str, change: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as refused:
         ASKING[asking](change)
     assert said in str(refused.value)
@@ -114,9 +112,7 @@ def test_a_study_takes_the_paths_of_a_question() -> None:
     assert wafers == ps.Catalog().system("cs-2")
 
 
-def test_a_sweep_takes_paths_for_its_study_and_for_the_candidates_and_axes_of_its_grid(
-    tmp_path: Path,
-) -> None:
+def test_a_sweep_takes_paths_for_its_study_its_candidates_and_the_axes_of_its_grid(tmp_path: Path) -> None:
     sweep = load_sweep("capacity_20b", changes={"recipe.seq_length": 1024, "devices": 4})
     assert {point.study.recipe.seq_length for point in sweep.points} == {1024}
     assert {point.num_devices for point in sweep.points} == {4}
@@ -155,9 +151,7 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
         ("deepspeed", "megatron_core"),
     ],
 )
-def test_a_tool_that_is_asked_for_runs_at_its_own_speed_where_that_was_measured(
-    tool: str, runtime: str
-) -> None:
+def test_a_named_tool_runs_at_its_own_speed_where_that_was_measured(tool: str, runtime: str) -> None:
     asked = {"model": "llama31_8b", "system": "dgx-h100", "devices": 64, "batch": 128, "runs_on": tool}
     planned = question_of(asked)
     assert planned.job.runtime.name == runtime

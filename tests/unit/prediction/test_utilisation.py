@@ -39,9 +39,7 @@ def test_a_send_uses_one_nic_out_and_one_in(toys: ModuleType, tree: FatTree) -> 
     assert "scale_up" not in use
 
 
-def test_rings_across_nodes_use_nics_and_the_ports_between_their_ranks(
-    toys: ModuleType, tree: FatTree
-) -> None:
+def test_rings_across_nodes_use_nics_and_ports_between_their_ranks(toys: ModuleType, tree: FatTree) -> None:
     """Two ranks on each of four nodes: two rings share 2 x 7/8 of the message."""
     ring = toys.collective("reduce", RankGroup(0, 4, 8))
     use = used(at_once((ring, "gpu0/nccl")), tree)

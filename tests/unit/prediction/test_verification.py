@@ -178,9 +178,7 @@ def changed_work(step: Step, name: str, **changes: Any) -> TaskGraph:
 
 
 @pytest.mark.parametrize("other", [None, {"size": 4}, {"start": 1}])
-def test_parts_of_a_sum_that_no_collective_of_their_ranks_adds_are_named(
-    dense: Step, other: dict[str, int] | None
-) -> None:
+def test_parts_of_a_sum_that_no_collective_adds_are_named(dense: Step, other: dict[str, int] | None) -> None:
     """Without tensor collectives, with more ranks, and with other ranks."""
 
     def change(work: Work) -> Work:

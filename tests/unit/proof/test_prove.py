@@ -31,9 +31,7 @@ def test_a_part_of_the_catalogue_computes_what_serial_training_does(number: int)
 
 
 @pytest.mark.parametrize("number", [3, 40, -1])
-def test_orders_in_which_tasks_read_the_same_have_the_same_numbers(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_orders_of_the_same_reads_have_the_same_numbers(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = CASES[number].plan(default_catalog().model(MODEL), default_catalog())
     followed = prove.prove_plan(plan, orders=5, seed=1)
     monkeypatch.setattr(prove, "EXECUTED", 7)

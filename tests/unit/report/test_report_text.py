@@ -81,9 +81,7 @@ def test_durations_shown_together_share_the_unit_of_their_middle() -> None:
         ((1e-3, 1e6), None),
     ],
 )
-def test_ticks_of_a_logarithmic_axis_are_written_out(
-    values: tuple[float, float], written: list[str] | None
-) -> None:
+def test_ticks_of_a_log_axis_are_written_out(values: tuple[float, float], written: list[str] | None) -> None:
     axis = log_axis("x", values)
     ticks = axis["tickvals"]
     assert len(ticks) <= 8

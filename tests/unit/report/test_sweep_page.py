@@ -54,9 +54,7 @@ def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResu
     assert "more points are in the report" in " ".join(lines)
 
 
-def test_the_report_is_the_same_bytes_each_time_and_has_every_caveat_once(
-    result: SweepResult, tmp_path: Path
-) -> None:
+def test_the_report_has_the_same_bytes_and_every_caveat_once(result: SweepResult, tmp_path: Path) -> None:
     pages = [write_sweep(result, tmp_path / name) for name in ("one", "two")]
     for name in ("index.html", "summary.json"):
         first, second = (page.with_name(name).read_bytes() for page in pages)
@@ -71,9 +69,7 @@ def test_the_report_is_the_same_bytes_each_time_and_has_every_caveat_once(
     assert not list(caveats_section([], "More", "Why."))
 
 
-def test_the_head_says_the_answer_once_marks_the_fastest_and_says_what_it_leaves_out(
-    result: SweepResult,
-) -> None:
+def test_the_head_answers_once_marks_the_fastest_and_says_what_it_leaves_out(result: SweepResult) -> None:
     page = sweep_page(result)
     scale = page.scale
     times = {row[0].value: row[1].number for row in scale.rows}
@@ -98,9 +94,7 @@ variants:
 """
 
 
-def test_a_sweep_of_many_machines_tells_the_fastest_and_no_efficiency_of_single_points(
-    tmp_path: Path,
-) -> None:
+def test_a_sweep_of_many_machines_tells_the_fastest_but_no_efficiency_of_one_point(tmp_path: Path) -> None:
     counts = (1, 2, 3, 4, 5, 6, 8)
     variants = "".join(
         f"  at {count}: {{model.num_layers: {4 * count}, "

@@ -49,9 +49,7 @@ def test_names_of_runs_are_escaped_and_a_page_says_how_to_leave_families_out(tmp
     assert "add --leave-out" in text
 
 
-def test_the_json_document_of_gpu_runs_has_the_score_of_each_family_left_out(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_the_json_of_gpu_runs_has_the_score_of_each_family_left_out(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     public = yaml.safe_load((repository / "studies" / "validation" / "gpu.yaml").read_text(encoding="utf-8"))
     few = [case for case in public["cases"] if case["system"]["num_devices"] <= 2 or "125m" in case["id"]]
@@ -65,9 +63,7 @@ def test_the_json_document_of_gpu_runs_has_the_score_of_each_family_left_out(
 
 
 @pytest.mark.slow
-def test_models_of_wafer_logs_are_left_out_in_the_text_and_on_the_page(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_models_of_wafer_logs_are_left_out_in_text_and_page(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     logs = str(repository / "studies" / "validation" / "weight_streaming.yaml")
     answer = CliRunner().invoke(main, ["validate", logs, "--leave-out", "--page", str(tmp_path)])

@@ -65,9 +65,7 @@ def test_runtimes_of_one_machine_are_told_apart_in_a_study_and_in_a_sweep(tmp_pa
     ]
 
 
-def test_batches_are_those_that_a_layout_can_run_and_others_are_left_out_with_the_reason(
-    tmp_path: Path,
-) -> None:
+def test_batches_that_a_layout_cannot_run_are_left_out_with_the_reason(tmp_path: Path) -> None:
     spec = loaded(tmp_path, f'{GPUS}, layout: "dp=8,mbs=4"', batches="[24, 32, 48, 64]")
     (candidate,) = run_study(spec).candidates
     assert [point.global_batch_size for point in candidate.batch_curve] == [32, 64]
@@ -303,9 +301,7 @@ def test_minicpm_speaks_only_where_the_loss_is_one_of_c4(spec: StudySpec, scale:
     assert len(Target.of_study(scaled).suggested_batches(scaled)) == laws
 
 
-def test_a_given_length_tries_batches_up_to_the_suggested_one_and_is_checked_as_it_is_answered(
-    spec: StudySpec,
-) -> None:
+def test_a_given_length_tries_batches_up_to_the_suggested_one_and_is_checked(spec: StudySpec) -> None:
     law = spec.convergence.model_copy(update={"law": "given_length"})
     wafers = spec.candidates[0].model_copy(update={"devices": (1, 16)})
     given = {"batch_sizes": "auto", "convergence": law, "candidates": (wafers,)}

@@ -136,9 +136,7 @@ def test_a_point_that_kills_every_worker_fails_and_loses_no_other(cluster: Clust
     assert answers == {number: number + 1 for number in range(5)}
 
 
-def test_a_store_is_resumed_though_its_scheduler_went_away(
-    write_sweep: Write, tmp_path: Path, cluster: Cluster
-) -> None:
+def test_a_store_is_resumed_after_its_scheduler(write_sweep: Write, tmp_path: Path, cluster: Cluster) -> None:
     cluster.add_worker()
     store = tmp_path / "points.sqlite"
     sweep = load_sweep(str(write_sweep(GRID.replace("[8, 16, 24, 32]", "[8]").replace("[1, 2]", "[1]"))))

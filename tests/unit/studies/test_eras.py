@@ -120,9 +120,7 @@ def test_what_extends_a_study_and_a_grid_over_it_take_no_day_from_it() -> None:
     assert {point.question.ran_by.software_release for point in changed.points} == {"r2.1"}
 
 
-def test_a_limit_on_other_days_leaves_the_answer_and_names_the_day_without_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_limit_on_other_days_keeps_the_answer_and_names_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
     def until_other_days(point: Point, *, reported: bool = True, **more: Any) -> Answer:
         if not reported:
             raise LimitError("stopped after 3 s")

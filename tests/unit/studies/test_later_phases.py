@@ -61,9 +61,7 @@ def test_gpus_gain_nothing_from_the_sparse_phase(study_of: Make) -> None:
     assert sparse.time_to_accuracy_s == pytest.approx(dense.time_to_accuracy_s)
 
 
-def test_a_stored_point_of_a_sweep_keeps_the_time_of_its_phases(
-    write_sweep: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_stored_point_keeps_its_time_of_phases(write_sweep: Callable[[str], Path], tmp_path: Path) -> None:
     changes = {"recipe.later": [{"tokens": DENSE_TOKENS}]}
     runs = [
         ps.sweep(str(write_sweep("  devices: [1]")), changes=changes, folder=tmp_path / "kept")

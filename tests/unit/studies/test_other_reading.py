@@ -11,9 +11,7 @@ from perfsim.studies.verdict import grounds
 
 
 @pytest.mark.parametrize(("faster", "said"), [(10.0, True), (1.0, False), (0.1, False)])
-def test_another_layout_is_told_where_it_turns_the_order_with_its_own_time(
-    factory: ModuleType, faster: float, said: bool
-) -> None:
+def test_another_layout_is_told_if_it_turns_the_order(factory: ModuleType, faster: float, said: bool) -> None:
     result = factory.study_result()
     *others, last = result.candidates
     ranks = tuple(

@@ -184,9 +184,7 @@ def test_a_shortlist_of_several_names_its_experiment(planned: Planned, about: As
     ("system", "cap", "most"),
     [("dgx-a100-80gb", "30 kW", 48), ("cs-2", "0.06 MW", 2), ("gb200-nvl72", "53.4 kW", 32)],
 )
-def test_more_devices_than_the_power_cap_allows_are_refused_with_the_most_that_fit(
-    about: Ask, system: str, cap: str, most: int
-) -> None:
+def test_above_the_power_cap_the_most_devices_are_named(about: Ask, system: str, cap: str, most: int) -> None:
     asked = about(system=system, devices=64, strategy="", batch=None, power_cap=cap)
     with pytest.raises(PlanError, match=f"above the power cap of .*\n.*--devices {most}$"):
         plan_layouts(asked)
@@ -204,9 +202,7 @@ def test_more_devices_than_the_power_cap_allows_are_refused_with_the_most_that_f
 
 
 @pytest.mark.parametrize(("length", "said"), [(1_048_576, True), (8_192, False)])
-def test_a_layout_that_is_much_faster_than_all_proven_ones_stands_in_the_head(
-    length: int, said: bool
-) -> None:
+def test_a_layout_much_faster_than_all_proven_ones_stands_in_the_head(length: int, said: bool) -> None:
     asked = {"model": "llama31_8b", "system": "dgx-h100", "devices": 64, "batch": 2**22 // length}
     lengths = {"recipe.seq_length": length, "model.max_position_embeddings": length}
     planned = plan_layouts(question_of({**asked, **lengths}, asker="plan"), shown=1)

@@ -56,9 +56,7 @@ def answered(
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 100))]
 )
-def test_it_agrees_with_an_exhaustive_sweep(
-    study_of: Make, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_it_agrees_with_a_full_sweep(study_of: Make, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(solving, "STEPS", 12)
     monkeypatch.setattr(solving, "_REACH", 10.0)
     draw = random.Random(seed)
@@ -102,9 +100,7 @@ def test_it_agrees_with_an_exhaustive_sweep(
     ],
     ids=["wafers", "gpus"],
 )
-def test_near_a_batch_that_is_nearly_the_best_the_best_of_all_is_found_sooner(
-    study_of: Make, candidate: dict[str, Any]
-) -> None:
+def test_near_a_nearly_best_batch_the_best_is_found_sooner(study_of: Make, candidate: dict[str, Any]) -> None:
     study = study_of(candidates=[candidate], batch_sizes="auto")
     (point,) = study.points
     target = Target.of_study(study)

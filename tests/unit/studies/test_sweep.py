@@ -63,9 +63,7 @@ def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -
     assert result.points[0].target_time == candidate.time
 
 
-def test_only_damaged_points_are_computed_again(
-    path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_damaged_points_are_recomputed(path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = load_sweep(str(path))
     told = list[str]()
     first = run_sweep(sweep, store, jobs=1)
@@ -105,9 +103,7 @@ def test_a_larger_grid_computes_what_is_new(
     assert len(run_sweep(larger, store, jobs=1).points) == 9
 
 
-def test_an_interrupt_keeps_what_is_finished(
-    path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_keeps_finished_points(path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_module, "answer_text", answers_until(2, KeyboardInterrupt()))
     with pytest.raises(SweepInterrupted, match="interrupted: 2 of 6 points are finished and kept") as caught:
         run_sweep(load_sweep(str(path)), store, jobs=1)
@@ -135,9 +131,7 @@ def test_a_point_that_fails_keeps_its_reason_and_loses_no_other(
     assert plan_sweep(load_sweep(str(path)), store).stored == 6
 
 
-def test_a_point_without_a_plan_has_its_reason_and_a_plan_of_a_sweep_writes_nothing(
-    path: Path, store: Path
-) -> None:
+def test_a_point_without_a_plan_has_its_reason_and_planning_writes_nothing(path: Path, store: Path) -> None:
     sweep = load_sweep(str(path))
     before = plan_sweep(sweep, store, jobs=2)
     assert not store.exists()

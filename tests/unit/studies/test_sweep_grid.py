@@ -59,9 +59,7 @@ def test_whole_descriptions_change_first_and_machines_where_they_suit(write_swee
     assert machines == [(name, count) for name in ("data", "tensor", "weight-streaming") for count in (8, 16)]
 
 
-def test_a_candidate_with_more_points_than_are_answered_is_refused(
-    write_sweep: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_points_are_refused(write_sweep: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(write_sweep(MACHINES + "  recipe.global_batch_size: [16, 32]"))
     monkeypatch.setattr("perfsim.studies.loading.MOST_POINTS", 4)
     assert len(load_sweep(path).points) == 8

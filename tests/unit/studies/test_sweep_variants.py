@@ -139,9 +139,7 @@ def test_a_variant_may_have_candidates_of_its_own_and_a_mistake_in_them_has_its_
     assert raised.value.problems[0].line == HEAD.count("\n") + 5
 
 
-def test_variants_of_several_machines_are_told_by_machine_in_their_order_with_those_that_have_no_plan(
-    steps: SweepResult,
-) -> None:
+def test_variants_are_told_by_machine_in_their_order_with_those_without_a_plan(steps: SweepResult) -> None:
     assert [*steps.changes] == ["1 CS-2, batch 32", "32 CS-2, batch 32"]
     points = (one if one.num_devices == 32 else replace(one, answer=None) for one in steps.points)
     told, left = replace(steps, points=tuple(points)).sentences

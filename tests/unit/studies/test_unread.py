@@ -117,9 +117,7 @@ def test_a_file_with_what_none_of_its_machines_reads_is_refused(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("path", ["batch", "batch_sizes", "recipe.global_batch_size"])
-def test_a_batch_that_is_asked_replaces_the_others_and_two_in_a_file_are_refused(
-    tmp_path: Path, path: str
-) -> None:
+def test_an_asked_batch_replaces_the_others_and_two_in_a_file_are_refused(tmp_path: Path, path: str) -> None:
     study = changed_study(load_study("deepseek_v3"), {path: 64}, default_catalog())
     assert list(Target.of_study(study).batches(study, study.points[0].question)) == [64]
     fixed = changed_study(load_study("gpt3_20b"), {"batch": 8}, default_catalog())
@@ -129,9 +127,7 @@ def test_a_batch_that_is_asked_replaces_the_others_and_two_in_a_file_are_refused
     assert "asked.yaml:3:1: batch_sizes: recipe deepseek_v3_pretraining has a batch of its own" in said
 
 
-def test_a_measured_run_of_a_wafer_by_a_tool_of_gpus_is_refused_by_check_and_fails_in_validate(
-    tmp_path: Path,
-) -> None:
+def test_a_measured_wafer_run_by_a_gpu_tool_is_refused_by_check_and_fails_in_validate(tmp_path: Path) -> None:
     rows = (data_root() / "studies" / "validation" / "weight_streaming.yaml").read_text(encoding="utf-8")
     first = rows.split("- id:")[1]
     text = f"schema: 1\ncases:\n- id:{first}  tool: megatron\n"

@@ -104,9 +104,7 @@ def test_latent_attention_goes_down_to_latents_and_up_to_heads() -> None:
 
 
 @pytest.mark.parametrize(("window", "share"), [(S, 1.0), (S // 2, 0.75), (S // 8, 0.234375)])
-def test_a_window_of_w_of_s_positions_scores_2_w_s_minus_w_squared_of_the_causal_pairs(
-    window: int, share: float
-) -> None:
+def test_a_window_of_w_of_s_positions_scores_2ws_minus_w_squared_pairs(window: int, share: float) -> None:
     plain, windowed = (sliced(LayerKind(window=size), {}, attention="flash") for size in (None, window))
     shares = [
         flop(layer.attention_core(windowed, backward=backward))

@@ -61,9 +61,7 @@ def test_recompute_of_the_mlp_keeps_all_but_its_inner_activations() -> None:
         ("megatron-core-te", "mlp", "nothing"),
     ],
 )
-def test_graph_flops_and_closed_form_follow_what_is_kept(
-    framework: str, recompute: Recompute, keeps: str
-) -> None:
+def test_flop_and_closed_form_follow_what_is_kept(framework: str, recompute: Recompute, keeps: str) -> None:
     update = {
         "name": framework,  # else the rule chooses it
         "framework": CATALOG.framework(framework),

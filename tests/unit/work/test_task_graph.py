@@ -96,9 +96,7 @@ def test_work_and_steps_are_part_of_the_digest_and_names_of_streams_are_not() ->
         ((np.array([0]), "activation"), "port 'moved' reads output 'activation'"),
     ],
 )
-def test_a_port_whose_tensor_is_not_there_is_named(
-    source: tuple[np.ndarray, str] | None, message: str
-) -> None:
+def test_a_port_without_its_tensor_is_named(source: tuple[np.ndarray, str] | None, message: str) -> None:
     """One task that reads what the forward left, and starts after the input's writer."""
     builder = GraphBuilder()
     template = builder.template()

@@ -79,9 +79,7 @@ def test_flash_attention_halves_under_the_mask_and_recomputes_scores_backward() 
     assert bytes_moved < standard / 10, "scores never reach memory"
 
 
-def test_a_fused_softmax_reads_scores_and_writes_probabilities_and_backward_reads_two_and_writes_one() -> (
-    None
-):
+def test_a_fused_softmax_reads_scores_and_writes_probabilities_its_backward_moves_one_more() -> None:
     """Megatron's scaled masked softmax: one kernel each way over a s^2 b numbers in 16 bits."""
     scores = HEADS * S**2 * B
     part = sliced()

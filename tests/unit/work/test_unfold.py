@@ -59,9 +59,7 @@ def test_wafers_share_memoryx_and_swarmx() -> None:
 
 
 @pytest.mark.parametrize("more", [{"tensor": 2, "zero_stage": 2}, {"schedule": "zb2p"}])
-def test_the_way_back_leads_to_the_folded_task_and_forth_to_each_rank_and_steps_end_where_they_did(
-    more: dict[str, Any],
-) -> None:
+def test_unfolding_maps_tasks_both_ways_and_keeps_the_ends_of_steps(more: dict[str, Any]) -> None:
     folded = graph_of(16, data=2, pipeline=2, **more)
     unfolded = unfold(folded)
     for peer in range(folded.width):

@@ -36,9 +36,7 @@ Import = Callable[..., Imported]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_family_has_the_count_of_its_published_weights_to_the_last_digit(
-    imported: Import, name: str
-) -> None:
+def test_a_family_has_the_count_of_its_published_weights_to_the_digit(imported: Import, name: str) -> None:
     count, keys = PUBLISHED[name]
     assert imported(keys, "config.json").parameters == count
 
@@ -82,9 +80,7 @@ def test_a_model_with_experts_becomes_that_of_the_catalogue(
 
 
 @pytest.mark.parametrize("family", ["arcee", "apertus", "nemotron"])
-def test_families_whose_activation_has_no_gate_have_two_products_in_the_mlp(
-    imported: Import, family: str
-) -> None:
+def test_families_without_a_gate_have_two_products_in_the_mlp(imported: Import, family: str) -> None:
     assert imported(LLAMA | {"model_type": family}, "config.json").document["gated_mlp"] is False
 
 
@@ -137,8 +133,6 @@ def test_windows_are_read_with_their_layers_and_what_cannot_be_said_is_named(
         ({"tie_word_embeddings": "maybe"}, "'maybe' is not true or false"),
     ],
 )
-def test_wrong_values_are_refused_at_their_line(
-    imported: Import, change: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_value_is_refused_at_its_line(imported: Import, change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         imported(LLAMA | change, "config.json")

@@ -55,9 +55,7 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_step_is_the_median_of_its_batch_size_without_the_first_line(
-    imported: Callable[..., Imported],
-) -> None:
+def test_a_step_is_the_median_of_its_batch_size_but_the_first_line(imported: Callable[..., Imported]) -> None:
     lines = line(10, 5000.0) + line(20, 101.0) + line(30, 103.0) + line(40, 102.0)
     assert imported(log(lines)).steps == (Step(16, pytest.approx(0.102), 3),)
     both = [line(n, 100.0) for n in range(5)] + [line(n, 200.0, 32) for n in range(5, 10)]
@@ -67,9 +65,7 @@ def test_a_step_is_the_median_of_its_batch_size_without_the_first_line(
     assert imported(log(seconds)).steps == (Step(0, 2.5, 1),)
 
 
-def test_a_log_is_imported_with_its_model_and_the_steps_of_two_intervals(
-    imported: Callable[..., Imported],
-) -> None:
+def test_a_log_has_its_model_and_the_steps_of_two_intervals(imported: Callable[..., Imported]) -> None:
     text = log(*(line(n, 100.0 + 10 * (n > 4)) for n in range(9)))
     result = imported(text, "ours.log")
     assert (result.kind, result.devices) == ("model", 8)

@@ -57,9 +57,7 @@ def test_runs_are_points_with_mean_spread_and_number(tmp_path: Path) -> None:
         (run(448, 0, 1), "no run tells its samples"),
     ],
 )
-def test_logs_without_a_result_are_refused(
-    imported: Callable[..., Imported], text: str, message: str
-) -> None:
+def test_logs_without_result_are_refused(imported: Callable[..., Imported], text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         imported(text, "r.txt")
 

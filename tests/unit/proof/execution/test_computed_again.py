@@ -40,8 +40,6 @@ def test_a_schedule_that_forgets_what_it_has_to_compute_again_is_wrong(
     assert toy_subject(layout).faults()
 
 
-def test_faults_in_a_layout_of_experts_whose_activation_is_computed_again_are_caught(
-    toy_subject: Callable[..., Subject],
-) -> None:
+def test_faults_in_recomputed_activations_of_experts_are_caught(toy_subject: Callable[..., Subject]) -> None:
     layout = ParallelLayout(tensor=2, sequence_parallel=True, data=2, expert=2, recompute="norms")
     assert try_all(toy_subject(layout, experts=EXPERTS), every=41).survivors == []

@@ -57,9 +57,7 @@ def test_every_expert_layout_is_proven(model: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["parts", "positions"])
-def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
-    monkeypatch: pytest.MonkeyPatch, wrong: str
-) -> None:
+def test_what_tensor_peers_make_is_summed_and_joined(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     """A fault is named without the sum of the router's gradients, or with one peer's positions on both."""
     if wrong == "parts":
         monkeypatch.setattr(interpreter, "summed", lambda parts: parts[0].copy())
@@ -90,9 +88,7 @@ def test_blocks_whose_end_waits_for_the_host_compute_what_serial_training_does(
 @pytest.mark.parametrize(
     "layout", ["dp=2,ep=2", "tp=2,sp=true,dp=2,ep=2,etp=2,zero=1", "tp=2,sp=true,pp=2,dp=2,ep=4,etp=1"]
 )
-def test_the_norm_of_all_gradients_reaches_the_ranks_with_other_experts(
-    monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
+def test_the_norm_reaches_the_ranks_with_other_experts(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     (plan,) = plans_of(Request("gpt_oss_120b", layout=layout, batch=2))
     subject = Subject.of(plan)
     assert subject.training.max_norm == MAX_NORM

@@ -68,9 +68,7 @@ def test_faults_in_a_layout_with_modules_are_caught(toy_subject: Callable[..., S
         ("dp=2", None),
     ],
 )
-def test_a_layout_without_the_tables_of_words_on_one_rank_has_no_modules(
-    layout: str, said: str | None
-) -> None:
+def test_a_layout_without_the_word_tables_on_one_rank_has_no_modules(layout: str, said: str | None) -> None:
     request = Request("deepseek_v3", layout=layout, batch=2, orders=0)
     (plan,) = plans_of(request)
     assert plan.notes == (() if said is None else (said,))

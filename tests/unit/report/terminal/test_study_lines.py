@@ -29,9 +29,7 @@ def test_every_line_fits_the_terminal_and_no_name_or_reason_is_cut(
     assert not re.search(r"\w\.\.\.", words)
 
 
-def test_of_too_many_candidates_the_fastest_have_a_row_and_the_others_are_counted(
-    result: StudyResult,
-) -> None:
+def test_of_too_many_candidates_the_fastest_have_rows_and_the_others_are_counted(result: StudyResult) -> None:
     many = replace(result, candidates=result.candidates * 10)
     lines = study_lines(many)
     assert (

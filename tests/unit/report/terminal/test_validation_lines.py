@@ -68,9 +68,7 @@ def test_errors_ranks_failures_and_coverage_stand_beside_the_baselines(result: d
 
 
 @pytest.mark.parametrize(("worst", "shown"), [(0, []), (1, ["b"]), (99, ["b", "a"])])
-def test_the_worst_scored_cases_are_listed_whichever_way_they_err(
-    result: dict[str, Any], worst: int, shown: list[str]
-) -> None:
+def test_the_worst_cases_of_any_sign_are_listed(result: dict[str, Any], worst: int, shown: list[str]) -> None:
     lines = validation_lines(result, worst)
     listed = [line.split()[0] for line in lines if line[:2] in ("a ", "b ", "c ", "d ")]
     assert listed == shown

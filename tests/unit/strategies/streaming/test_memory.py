@@ -76,9 +76,7 @@ def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "moved", "held"), [("adam", 28, 14), ("adamw", 28, 14), ("sgd", 12, 6)]
 )
-def test_an_update_moves_the_state_both_ways_and_the_gradient_once_and_a_parameter_takes_its_state(
-    optimizer: str, moved: int, held: int
-) -> None:
+def test_an_update_moves_state_twice_and_gradient_once(optimizer: str, moved: int, held: int) -> None:
     store = store_of(8, {"optimizer": optimizer})
     assert store.update_kernel(1e9).bytes_accessed == moved * 1e9
     assert beside_bytes(store) == pytest.approx(held * COUNTS.total)

@@ -51,9 +51,7 @@ def test_kernels_cost_what_they_cost_on_any_a100_and_movement_what_the_tree_take
 
 
 @pytest.mark.parametrize(("batch", "cause"), [(64, "exposed streaming"), (768, "compute")])
-def test_few_tokens_wait_for_weights_where_the_roof_says_and_many_compute_as_in_published_runs(
-    batch: int, cause: str
-) -> None:
+def test_few_tokens_wait_for_weights_by_the_roof_many_compute_as_published(batch: int, cause: str) -> None:
     """Streaming costs an A100 nothing at 12 sequences each: MFU is what it is elsewhere."""
     prediction = predicted("gpt3_20b", "memoryx-a100", 64, batch)
     assert prediction.why.cause == cause

@@ -100,9 +100,7 @@ def test_a_sequence_that_no_policy_fits_is_refused_by_its_memory() -> None:
         ("gpt3_175b", "memoryx.optimizer_state_in", "dram", ".* weights_in and optimizer_state_in auto"),
     ],
 )
-def test_what_a_choice_of_the_system_refuses_is_told_so(
-    model: str, path: str, value: str, advice: str
-) -> None:
+def test_what_a_choice_of_the_system_refuses_says_so(model: str, path: str, value: str, advice: str) -> None:
     catalog = default_catalog()
     job = Job(catalog.model(model), catalog.recipe("llm_2021"), 128)
     layout = StreamingLayout(recompute="full", recompute_layers=1, spill=True)
@@ -115,9 +113,7 @@ def test_what_a_choice_of_the_system_refuses_is_told_so(
 @pytest.mark.parametrize(
     ("depth", "held", "chunks"), [(1, "chunk", 1), (0, "chunk", 16), (0, "layer", 1), (2, "layer", 1)]
 )
-def test_without_prefetch_weights_that_are_used_as_they_arrive_are_planned_in_chunks(
-    depth: int, held: str, chunks: int
-) -> None:
+def test_without_prefetch_weights_used_on_arrival_come_in_chunks(depth: int, held: str, chunks: int) -> None:
     """A layer's weights would come before its computation as a whole, which only holding them does."""
     changes = {"streaming.prefetch_depth": depth, "streaming.weights_held": held}
     system = default_catalog().override(toys.wafer_cluster(), changes)

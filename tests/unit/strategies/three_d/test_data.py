@@ -96,9 +96,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize(("text", "groups"), NORMS.items(), ids=NORMS)
-def test_the_norm_is_summed_over_ranks_with_other_gradients_and_estimates_price_it(
-    text: str, groups: list[tuple[int, int, int]]
-) -> None:
+def test_the_norm_is_summed_over_ranks_and_estimated(text: str, groups: list[tuple[int, int, int]]) -> None:
     """Replicas have the same ones; a schedule that checks the norm after its update waits for nothing."""
     layout = ParallelLayout(**parsed_settings(text, ParallelLayout))
     plan = planned(layout, attention="flash")
@@ -139,9 +137,7 @@ def test_sums_over_groups_hide_behind_the_backward() -> None:
 
 @pytest.mark.parametrize("gather_s", [0.0, 0.5, 3.0])
 @pytest.mark.parametrize("layers", [1, 2, 3, 8])
-def test_a_gather_of_layers_in_order_and_in_reverse_starts_when_one_of_two_before_it_is_done(
-    layers: int, gather_s: float
-) -> None:
+def test_a_gather_of_layers_starts_when_one_of_two_before_it_is_done(layers: int, gather_s: float) -> None:
     """FSDP's `limit_all_gathers` [2304.11277]: the host issues a gather when the last but one's is freed."""
     plan = toys.plan("zero3", toys.job(4, num_layers=layers), ParallelLayout(data=4, zero_stage=3))
     trace = run(plan, dict.fromkeys(LAYERS, 1.0) | {"data.all_gather": gather_s})
@@ -181,9 +177,7 @@ RACES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], float]] 
 @pytest.mark.parametrize("name", RACES)
 @settings(max_examples=8)
 @given(microbatches=st.integers(1, 3), data=st.data())
-def test_the_closed_form_is_right_whatever_takes_longer(
-    name: str, microbatches: int, data: st.DataObject
-) -> None:
+def test_the_closed_form_holds_whatever_is_slower(name: str, microbatches: int, data: st.DataObject) -> None:
     fields, recipe, raced, rel = RACES[name]
     layout = ParallelLayout(**fields)
     plan = planned(layout, layout.data * microbatches, **recipe)

@@ -136,9 +136,7 @@ def test_the_closed_form_is_close_to_the_simulation(layout: ParallelLayout, grap
 
 
 @pytest.mark.parametrize("joined", JOINED)
-def test_joined_passes_hide_rows_behind_compute_but_neither_of_them_behind_itself(
-    joined: ParallelLayout,
-) -> None:
+def test_joined_passes_hide_rows_behind_compute_but_none_behind_itself(joined: ParallelLayout) -> None:
     apart = next(name for name, other in schedules.JOINED.items() if other == joined.schedule)
     plans = [on_h100(job_of(96), layout) for layout in (joined, replace(joined, schedule=apart))]
     joined_s, apart_s = (both_s(plan)[1] for plan in plans)

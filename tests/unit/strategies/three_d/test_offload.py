@@ -55,9 +55,7 @@ def run(job: Job, layout: ParallelLayout, on: GpuClusterSpec) -> tuple[Trace, fl
         (replace(ACTIVATIONS, pipeline=2), system(), "pipeline must be 1, not 2"),
     ],
 )
-def test_an_offload_that_system_or_layout_cannot_do_is_refused(
-    layout: ParallelLayout, on: GpuClusterSpec, message: str
-) -> None:
+def test_an_impossible_offload_is_refused(layout: ParallelLayout, on: GpuClusterSpec, message: str) -> None:
     with pytest.raises(LayoutError, match=message):
         toys.plan("3d", toys.job(), layout, on)
 
@@ -207,9 +205,7 @@ def test_offload_is_not_compute_and_its_remedies_do_not_ask_for_what_is_there() 
         replace(ACTIVATIONS, tensor=2),
     ],
 )
-def test_many_micro_batches_are_the_tasks_of_few_again(
-    layout: ParallelLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_micro_batches_repeat_few(layout: ParallelLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = toys.plan("3d", toys.job(200), layout, system())
     steps: list[int] = []
     rewrite = offload._rewritten

@@ -89,9 +89,7 @@ def test_gradients_that_every_micro_batch_scatters_are_not_reduced_again(microba
 
 @pytest.mark.parametrize("bucket", [None, 3 * 2e8])
 @pytest.mark.parametrize("bucket_s", [0.5, 4.0, 9.0])
-def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
-    bucket_s: float, bucket: float | None
-) -> None:
+def test_overlapped_reduction_exposes_what_outlasts_backward(bucket_s: float, bucket: float | None) -> None:
     job = toys.job(8, {"overlap_grad_reduce": True, "grad_bucket": bucket})
     plan = toys.plan("3d", job, ParallelLayout(data=2))
     layer_bytes = 4.0 * (12 * 2048**2 + 13 * 2048)
@@ -155,9 +153,7 @@ def test_chunks_whose_reductions_and_received_tensors_are_exposed_are_within_two
 
 @pytest.mark.parametrize(("zero", "schedule"), [(0, "1f1b"), (1, "1f1b"), (2, "1f1b"), (1, "gpipe")])
 @pytest.mark.parametrize("batch", [64, 256])
-def test_reductions_beside_one_micro_batch_or_more_are_within_one_percent(
-    batch: int, zero: int, schedule: str
-) -> None:
+def test_reductions_next_to_micro_batches_are_within_1_percent(batch: int, zero: int, schedule: str) -> None:
     """ZeRO 2 reduces in every micro-batch, and few layers have buffers.
 
     Under gpipe the passes lose more beside the sums of their tensor group than the estimate counts.

@@ -90,9 +90,7 @@ def test_the_space_is_every_combination_that_keeps_the_rules(num_layers: int) ->
 
 @pytest.mark.parametrize(("free", "combinations"), [(ALL, 15), (("tensor",), 1), (("pipeline", "data"), 5)])
 @pytest.mark.parametrize("batch", [16, 24])
-def test_combinations_of_degrees_without_a_layout_are_counted(
-    batch: int, free: tuple[str, ...], combinations: int
-) -> None:
+def test_degrees_without_a_layout_are_counted(batch: int, free: tuple[str, ...], combinations: int) -> None:
     """On 16 devices three degrees have 15 combinations, pipeline and data alone 5."""
     legal = layout_space(toys.job(batch), toys.topology(16), free)
     pairs = {(layout.tensor, layout.pipeline) for layout in layouts(legal)}
@@ -137,9 +135,7 @@ TRIED: dict[str, tuple[str, Job, int, str, set[Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "job", "devices", "field", "values"), TRIED.values(), ids=TRIED)
-def test_the_planner_tries_what_makes_a_difference(
-    name: str, job: Job, devices: int, field: str, values: set[Any]
-) -> None:
+def test_only_what_matters_is_tried(name: str, job: Job, devices: int, field: str, values: set[Any]) -> None:
     listed = strategy(name).layouts(job, toys.topology(devices))
     assert {getattr(layout, field) for layout in listed} == values
 

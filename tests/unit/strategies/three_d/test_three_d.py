@@ -89,9 +89,7 @@ def test_recompute_of_modules_alone_is_tried_where_nothing_fits_without_recomput
 @pytest.mark.parametrize("capacity_gib", [4.5, 6, 8, 11])
 @pytest.mark.parametrize("micro_batch_size", [1, 16])
 @pytest.mark.parametrize("degrees", [{}, {"data": 8}, {"tensor": 8}, {"pipeline": 2, "data": 2}])
-def test_the_change_that_is_advised_fits_when_it_is_made(
-    degrees: dict[str, int], micro_batch_size: int, capacity_gib: float
-) -> None:
+def test_the_advised_change_fits(degrees: dict[str, int], micro_batch_size: int, capacity_gib: float) -> None:
     system = toys.gpu_cluster(capacity=capacity_gib * toys.GIB)
     layout = ParallelLayout(**degrees, micro_batch_size=micro_batch_size)
     try:
@@ -192,9 +190,7 @@ def test_a_v_of_unequal_stages_recomputes_as_many_layers_of_each() -> None:
 
 @pytest.mark.parametrize("schedule", SPLIT)
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_memory_in_closed_form_is_what_is_alive_in_the_run(
-    peak_live_bytes: Any, schedule: str, recompute: str
-) -> None:
+def test_the_closed_form_of_memory_is_what_lives(peak_live_bytes: Any, schedule: str, recompute: str) -> None:
     job = toys.job(16, num_layers=64, tied_embeddings=False)
     chosen = scheduled(schedule, recompute=recompute)
     written = graph(chosen, job)
