@@ -37,8 +37,6 @@ def factory() -> ModuleType:
     """The module that makes results of studies; loaded by path, because tests are not a package."""
     path = Path(__file__).parent / "unit" / "report" / "factory.py"
     spec = importlib.util.spec_from_file_location("report_factory", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -176,7 +176,6 @@ def test_answer_and_contents_stay_in_sight(request: pytest.FixtureRequest, look:
     page = request.getfixturevalue(look)
     page.evaluate("() => window.scrollTo(0, 0)")
     box = page.locator(".answer").bounding_box()
-    assert box is not None
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= width
     page.evaluate("() => document.querySelector('#memory').scrollIntoView()")

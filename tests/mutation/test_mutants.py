@@ -32,8 +32,6 @@ def held(stage: int, number: int = 2) -> int:
 @pytest.fixture(scope="module")
 def mutants(repository: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("mutants", repository / "tests/mutation/mutants.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["mutants"] = module
     spec.loader.exec_module(module)

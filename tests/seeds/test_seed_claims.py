@@ -279,7 +279,6 @@ def predicted(figure: Figure, command: str, options: str = "") -> Range | None:
         return None
     if figure.spread_of:
         spread = figure_at(document(command), figure.spread_of)
-        assert spread is not None
         got = Range(
             got.typical, got.typical * spread.low / spread.typical, got.typical * spread.high / spread.typical
         )
@@ -292,8 +291,6 @@ def predicted(figure: Figure, command: str, options: str = "") -> Range | None:
         got = ratio_of(got, divisor, figure.errors)
     if figure.ends:
         low, high = (predicted(figure.model_copy(update={"ends": None}), command, end) for end in figure.ends)
-        assert low is not None
-        assert high is not None
         return Range(got.times(figure.times).typical, low.typical, high.typical)
     return got.times(figure.times)
 

@@ -29,7 +29,6 @@ def from_the_tutorial(folder: Path) -> Path:
     """The data sheet of the tutorial that is one file."""
     text = (Path(__file__).parents[3] / "docs/tutorials/own_hardware.md").read_text(encoding="utf-8")
     block = re.search(r"```yaml file=in-one-file.yaml\n(name: my-cluster\n.*?)```", text, re.DOTALL)
-    assert block is not None
     assert len(block[1].splitlines()) < 25
     path = folder / "my-cluster.yaml"
     path.write_text(block[1])
@@ -40,8 +39,6 @@ def test_a_gpu_of_no_file_goes_from_its_data_sheet_to_an_answer_with_a_band(tmp_
     answer = ps.predict(model="gpt3_xl", system=str(from_the_tutorial(tmp_path)), devices=16)
     known = ps.predict(model="gpt3_xl", system="dgx-h100", devices=16)
     assert 0.5 < answer.step_time_s / known.step_time_s < 0.75
-    assert answer.band_s is not None
-    assert known.band_s is not None
     assert answer.band_s[1] / answer.step_time_s > known.band_s[1] / known.step_time_s
     said = [f"{caveat.code}: {caveat.text}" for caveat in answer.caveats]
     assert any(text.startswith("calibration-borrowed: no measurement of x100") for text in said)
@@ -61,7 +58,6 @@ def test_a_gpu_of_no_file_goes_from_its_data_sheet_to_an_answer_with_a_band(tmp_
 )
 def test_generation_decides_before_figures(tmp_path: Path, peak: str, bandwidth: str, nearest: str) -> None:
     device = described(tmp_path, peak, bandwidth)
-    assert device.calibration is not None
     assert device.calibration.name.startswith(nearest)
     assert nearest in device.assumed["calibration"]
 
@@ -71,8 +67,6 @@ def test_rates_of_a_borrowed_link_are_scaled_by_its_bandwidth(tmp_path: Path) ->
     assert isinstance(system, GpuClusterSpec)
     link = system.node.scale_up
     measured = Catalog().load("link", "nvlink4")
-    assert link.calibration is not None
-    assert measured.calibration is not None
     ours, theirs = (
         calibration.collectives["all_gather"][-1] for calibration in (link.calibration, measured.calibration)
     )

@@ -60,7 +60,6 @@ def test_what_is_not_given_is_listed_and_stays_out_of_the_sums() -> None:
 def test_a_range_of_the_price_is_the_range_of_the_money() -> None:
     price = PriceSpec.model_validate({"device_hour": {"low": 4.0, "typical": 5.0, "high": 8.0}})
     money = replace(RATES, prices=priced(price)).bill(DAY, Draws(seed=0, count=5000)).money
-    assert money is not None
     assert Spread.of(money, 0.0).band == pytest.approx((384 * 4.0, 384 * 8.0), rel=0.01)
 
 

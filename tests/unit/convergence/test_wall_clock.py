@@ -144,9 +144,7 @@ def test_evaluations_take_their_share_of_the_steps_with_their_stragglers() -> No
 @pytest.fixture(scope="module")
 def rate() -> NumberRange:
     """Failures of a node and day: RSC-2, RSC-1 [2410.21680] and OPT-175B [2205.01068]."""
-    spec = clock("gpu-cluster").failures_per_node_day
-    assert spec is not None
-    return spec
+    return clock("gpu-cluster").failures_per_node_day
 
 
 def test_rates_follow_from_the_counts_they_cite(rate: NumberRange) -> None:

@@ -26,9 +26,7 @@ def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **chang
 
 
 def band_of(run: StepCase) -> CaseBand:
-    band = CaseBand.of(run.placed(Catalog()))
-    assert band is not None
-    return band
+    return CaseBand.of(run.placed(Catalog()))
 
 
 def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_runs() -> None:
@@ -44,7 +42,6 @@ def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_ru
 def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family() -> None:
     band = band_of(case(family="vtrain_single"))
     record = left_out_of("gpu-cluster", "vtrain_single")
-    assert record is not None
     assert band.left_out_s == pytest.approx(math.sqrt(band.low_s * band.high_s))
     assert band.left_out_s != pytest.approx(case().placed(Catalog()).evaluation.step_time_s, rel=1e-3)
     traits = Traits.of(case().placed(Catalog()).evaluation.plan)

@@ -162,7 +162,6 @@ def test_every_code_has_a_question_and_stands_in_the_document(repository: Path) 
 def test_caveats_reach_every_form_of_run_and_study(code: str, factory: ModuleType, repository: Path) -> None:
     prediction = QUESTIONS[code]()
     caveat = caveat_of(prediction, code)
-    assert caveat is not None
     assert caveat.severity in documented(repository)[code]
     written = {"code": code, "severity": caveat.severity, "text": caveat.text}
     # One step: terminal and JSON, which reads back.
@@ -245,7 +244,6 @@ def test_texts_of_caveats_have_the_figures_of_their_question() -> None:
         (long, "mfu-above-published", " % without masked attention; that is "),
     ):
         caveat = caveat_of(prediction, code)
-        assert caveat is not None
         assert words in caveat.text
 
 

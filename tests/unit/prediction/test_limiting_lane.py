@@ -103,7 +103,6 @@ def test_the_part_that_limits_is_the_cause_and_its_remedies_do_what_they_say(bou
     assert more > now == before.plan.layout.micro_batch_size
     assert run(bound, {}, more).step_time_s / more < 0.99 * before.step_time_s / now
     roof = why.streaming_roof
-    assert roof is not None
     assert roof.tokens < roof.hidden_from_tokens
     if bound.model != "gpt_1t":
         enough = int(1.5 * roof.hidden_from_tokens / before.plan.job.seq_length) + 1
@@ -114,7 +113,6 @@ def test_more_dram_is_a_remedy_for_flash_and_a_faster_way_is_none() -> None:
     bound = BOUND["flash"]
     before = run(bound, {})
     said = re.search(r"([\d.]+) TB more DRAM", Prediction.of(before).why.remedy)
-    assert said is not None
     capacity = (float(said[1]) / 12 + 0.128) * 1e12 * 1.01
     after = run(bound, {"memoryx.server.dram.capacity": capacity}, layout=before.plan.layout)
     assert after.step_time_s < 0.6 * before.step_time_s

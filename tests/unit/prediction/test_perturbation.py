@@ -115,7 +115,6 @@ def test_a_disturbed_study_takes_longer_by_its_step_and_says_so() -> None:
     before = calm.candidates[0]
     after = rough.candidates[0]
     assert before.perturbed is None
-    assert after.perturbed is not None
     assert after.perturbed.unperturbed_step_time_s == before.step_time_s
     slowdown = after.step_time_s / before.step_time_s
     assert slowdown > 1.2

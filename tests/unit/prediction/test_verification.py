@@ -72,9 +72,7 @@ def dense() -> Step:
 def judged(step: Step, graph: TaskGraph | None = None, **spec: Any) -> SamplingSummary:
     """The verification of a step, or of another graph in its place."""
     chosen = step.graph if graph is None else graph
-    summary = verify(chosen, step.plan.job, step.plan.layout, SamplingSpec(**spec))
-    assert summary is not None
-    return summary
+    return verify(chosen, step.plan.job, step.plan.layout, SamplingSpec(**spec))
 
 
 def with_works(graph: TaskGraph, change: Callable[[Work], Work]) -> TaskGraph:
@@ -219,6 +217,4 @@ def test_a_prediction_is_verified_unless_it_is_off() -> None:
     prediction = ps.predict(model="gpt3_xl", system="cs-2", devices=1, batch=16)
     assert sample_step(prediction.run, SamplingSpec(mode="off")) is None
     assert sample_step(prediction.run, SamplingSpec(tasks=0)) is None
-    summary = sample_step(prediction.run, SamplingSpec())
-    assert summary is not None
-    assert summary.passed
+    assert sample_step(prediction.run, SamplingSpec()).passed

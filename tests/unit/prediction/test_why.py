@@ -132,7 +132,6 @@ def test_streaming_shows_in_the_simulation_where_the_formula_says(efficiency: fl
     assert above_s <= 1.01 * load_s
     assert below_s >= load_s + 0.03 * model.num_layers * load_s
     shown = below.why.streaming_roof
-    assert shown is not None
     assert shown.formula_tokens == pytest.approx(roof, rel=0.01)
     assert shown.hidden_from_tokens == pytest.approx(roof, rel=0.03)
 

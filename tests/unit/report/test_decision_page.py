@@ -39,7 +39,6 @@ def test_head_table_page_json_and_repr_have_the_same_probability_days_and_ratio(
     assert next(line for line in lines if line.startswith("*")).endswith(narrow)
     page = study_page(known)
     assert page.headline == said
-    assert page.scale is not None
     assert page.scale.texts("Time on the wall to the target")[0] == f"{middle} {band}"
     table = factory.sections(known)["decision"].table.shown()
     (likely,) = [row[1:] for row in table if row[0] == "first with a probability of"]

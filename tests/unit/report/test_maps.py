@@ -31,7 +31,6 @@ def swept(folder: Path, grid: str, study: str = "") -> SweepResult:
 def test_a_map_colours_the_machine_of_least_power_and_marks_published_runs(tmp_path: Path) -> None:
     result = swept(tmp_path, "  model: [gpt3_xl, gpt3_6p7b]\n")
     atlas = result.atlas
-    assert atlas is not None
     assert "CS-2 at 18 of 18 places (all sure)" in atlas.sentence
     assert result.sentences[1].endswith(" on the wall; with as much power: the same.")
     assert {place.first for place in atlas.places} == {"CS-2"}
@@ -40,8 +39,6 @@ def test_a_map_colours_the_machine_of_least_power_and_marks_published_runs(tmp_p
     ratios = [place.ratio for place in atlas.places if place.level >= 46 and place.reading == "power"]
     assert ratios == pytest.approx([4.0] * len(ratios), rel=0.05)
     power, in_time = maps(atlas)
-    assert power.table is not None
-    assert in_time.table is not None
     assert len(power.table.rows) == len(in_time.table.rows) == 18
     assert "usc_gpt3_2p7b_1xcs2_b256" in str(power.figure)
 
@@ -49,7 +46,6 @@ def test_a_map_colours_the_machine_of_least_power_and_marks_published_runs(tmp_p
 def test_a_map_by_critical_batch_also_has_the_sizes_of_the_grid(tmp_path: Path) -> None:
     grid = "  model: [gpt3_xl, gpt3_6p7b]\n  convergence.critical_batch_tokens: [1000000, 4000000]\n"
     atlas = swept(tmp_path, grid.replace("  conv", "  convergence.law: [constant]\n  conv")).atlas
-    assert atlas is not None
     assert atlas.sentence.startswith("First with the devices of the grid: ")
 
 
@@ -66,7 +62,6 @@ ONE_NOUN = """\
 
 def test_machines_of_one_name_are_told_apart_where_one_has_no_plan_for_a_model(tmp_path: Path) -> None:
     atlas = swept(tmp_path, f"{ONE_NOUN}  model: [gpt3_13b, gpt3_xl]\n").atlas
-    assert atlas is not None
     assert {"A100-80GB (dgx-a100-80gb, 3d)", "A100-80GB (dgx-a100-80gb, data)"} < atlas.machines.keys()
     assert len([*maps(atlas)]) == 2
     assert "3d) at 18 of 18 places (9 sure)" in atlas.sentence
@@ -79,7 +74,6 @@ def test_a_model_that_only_one_machine_can_train_is_named_and_the_others_have_a_
     path.write_text(f"{wafers}{gpus}  model: [gpt3_xl, gpt3_175b]\n", encoding="utf-8")
     result = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
     atlas = result.atlas
-    assert atlas is not None
     assert {place.model for place in atlas.places} == {"gpt3_xl"}
     assert result.sentences[0].endswith(" Only CS-2 has a plan for gpt3_175b.")
 
@@ -95,6 +89,5 @@ def test_devices_that_make_a_machine_slower_stand_idle(tmp_path: Path) -> None:
     usd = {"a": 2, "cs-2": 2, "hungry": 200}
     prices = str({"machines": {name: {"device_hour": price} for name, price in usd.items()}})
     result = swept(tmp_path, f"{SLOW}  model: [gpt3_xl, gpt3_6p7b]\n", f"prices: {prices}, ")
-    assert result.atlas is not None
     (last,) = [place.ratio for place in result.atlas.places[-2:] if place.reading == "money an hour"]
     assert last < 20

@@ -319,7 +319,6 @@ def test_a_given_length_tries_batches_up_to_the_suggested_one_and_is_checked(spe
 def test_no_kind_of_machine_is_favoured_by_a_wall_clock() -> None:
     """Nobody publishes failures of a CS-2."""
     gpus, wafers = (candidate.wall_clock for candidate in load_study("whole_run_20b").candidates)
-    assert gpus is not None
     for name in ("failures_per_node_day", "stragglers", "restart", "checkpoint_every"):
         assert getattr(gpus, name) == getattr(wafers, name)
     assert gpus.checkpoint_every == "young"

@@ -81,7 +81,6 @@ def test_the_ratio_and_its_probability_are_those_of_the_closed_form() -> None:
     second = option("b", "wafer", batch=3e5, step_s=1.9)
     decision = decide([first, second], "USD")
     band = second.time.ratio_to(first.time)
-    assert decision.ratio is not None
     assert (decision.first, decision.rival) == ("a", "b")
     assert (decision.ratio.low, decision.ratio.high) == pytest.approx((band.low, band.high), rel=0.01)
     second = option("b", "wafer", batch=3e6, step_s=18.0)
@@ -96,8 +95,6 @@ def test_what_two_candidates_of_one_machine_share_cancels() -> None:
     slow = option("b", own=0.05, step_s=4.9)
     alike = decide([option("a", own=0.05), slow], "USD")
     apart = decide([option("a", own=0.05), replace(slow, system="other")], "USD")
-    assert alike.ratio is not None
-    assert apart.ratio is not None
     assert alike.ratio.high / alike.ratio.low < 0.8 * apart.ratio.high / apart.ratio.low
     band = slow.time.ratio_to(option("a", own=0.05).time, same_machine=True)
     assert (alike.ratio.low, alike.ratio.high) == pytest.approx((band.low, band.high), rel=0.01)
@@ -129,7 +126,6 @@ def test_a_part_of_a_node_takes_its_part_of_the_energy() -> None:
         "batch_sizes": [144],
     }
     decision = ps.study(study).decision
-    assert decision is not None
     part, whole = (known.energy_kwh.typical / known.wall_s.typical for known in decision.outcomes)
     assert part == pytest.approx(whole * 8 / 72, rel=0.1), "but for waits"
 
@@ -171,7 +167,6 @@ def test_an_input_flips_the_order_where_times_are_equal_the_critical_batch_where
     lever = decide(unlike, "USD").levers[0]
     assert lever.name == "critical batch"
     assert (lever.low, lever.high) == pytest.approx(DATA_LAW.band_tokens)
-    assert lever.flips_at is not None
     assert lever.low < lever.flips_at < lever.high
 
 
@@ -181,7 +176,6 @@ def test_a_break_even_price_where_one_price_is_missing() -> None:
     decision = decide([gpus, wafers], "USD")
     row = next(row for row in decision.break_even if row.label == "b")
     assert row.device_hours_ratio.typical == pytest.approx(16.0)
-    assert row.price is not None
     assert row.price.typical == pytest.approx(80.0)
     assert row.price.low < 80.0 < row.price.high
     assert next(row for row in decision.break_even if row.label == "a").price is None
@@ -227,7 +221,6 @@ def test_what_moves_the_money_is_moved_by_prices_and_flips_where_both_cost_the_s
     name = "price of a device-hour of wafer"
     pair = [option("a", "gpu", rates=rates[0]), option("b", "wafer", step_s=5.0, rates=rates[1])]
     decision = decide(pair, "USD")
-    assert decision.money_ratio is not None
     assert decision.money_ratio.typical == pytest.approx(5.0 / 4.6 * 16 * 40 / (128 * 5))
     lever = next(row for row in decision.money_levers if row.name == name)
     assert lever.ratio_at_high / lever.ratio_at_low == pytest.approx(50 / 30)

@@ -79,7 +79,6 @@ def test_a_study_that_is_narrowed_to_some_of_its_machines_keeps_its_day() -> Non
 def test_equal_dates_tell_the_ratio_over_dates_and_where_the_order_turns() -> None:
     answer = small("equal")
     eras = answer.eras
-    assert eras is not None
     (here,) = (era for era in eras.eras if era.day == eras.day)
     assert (here.ratio, *here.band) == astuple(answer.decision.ratio)
     gpus = [era.first_s if eras.first.startswith("8 A100") else era.rival_s for era in eras.eras]
@@ -104,7 +103,6 @@ def test_the_figure_over_dates_marks_the_day_of_the_answer() -> None:
     answer = small("equal")
     (section,) = over_dates(answer)
     assert section.heading.startswith("Who was first, 2022 to ")
-    assert section.table is not None
     marked = [row[0].value for row in section.table.rows if any(cell.mark for cell in row)]
     assert marked == ["2023-05"]
     assert answer.figures.over_dates().layout.xaxis.type == "date"

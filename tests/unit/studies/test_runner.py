@@ -187,7 +187,6 @@ def test_a_target_loss_becomes_tokens_by_its_law_with_their_band(spec: StudySpec
     model = default_catalog().model("cerebras_gpt_13b")
     law = spec.convergence.model_copy(update={"loss_law": "cerebras_gpt"})
     target = Target.of_study(with_loss(spec, 1.575, model=model, convergence=law))
-    assert target.loss is not None
     assert target.d_min_tokens / (1 + target.loss.d_min_error) < 2.57e11 < target.d_min_tokens
     with pytest.raises(PlanError, match="name the loss law of its corpus"):
         Target.of_study(with_loss(spec, 1.575, model=model))
@@ -205,7 +204,6 @@ def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec)
     runs = {"params": [1e9, 30e9], "tokens": [1e10, 1e12], "error": 0.05}
     convergence = ConvergenceSpec.model_validate({"loss_law": law | runs})
     target = Target.of_study(with_loss(spec, 2.3, convergence=convergence))
-    assert target.loss is not None
     assert (target.loss.law.name, target.loss.law.corpus, target.loss.law.error) == ("own", "mine", 0.05)
     assert target.loss.law.loss(target.loss.params, target.d_min_tokens) == pytest.approx(2.3)
     with pytest.raises(ValidationError, match="tokens"):
@@ -243,7 +241,6 @@ def answer(study_of: Make, tokens: float | None = 2.2e9, **convergence: object) 
 def test_a_page_has_a_row_for_each_law_and_says_whether_they_disagree(study_of: Make) -> None:
     result = answer(study_of, law="data_law")
     (section,) = (part for part in study_page(result).sections if part.anchor == "laws")
-    assert section.table is not None
     assert len(section.table.rows) == len(result.laws) == 4
     assert "recalled" in section.table.shown()[1][-1]
     firsts = {row.first for row in result.laws}
@@ -277,7 +274,6 @@ def test_a_batch_ramp_counts_in_steps_time_draws_curve_and_laws(study_of: Make) 
     assert row.steps == pytest.approx(1.5 * flat.steps, rel=1e-3)
     assert flat.time_to_accuracy_s < row.time_to_accuracy_s < 1.5 * flat.time_to_accuracy_s
     assert row.wall_s > flat.wall_s
-    assert row.outcome is not None
     assert row.outcome.wall_s.typical == pytest.approx(row.wall_s, rel=1e-6)
     (point,) = [point for point in row.batch_curve if point.global_batch_size == row.global_batch_size]
     assert point.time_to_accuracy_s == pytest.approx(row.time_to_accuracy_s, rel=1e-9)

@@ -172,7 +172,6 @@ def test_replicas_that_shard_stay_where_one_alone_does_not_fit(about: Ask) -> No
 
 def test_a_shortlist_of_several_names_its_experiment(planned: Planned, about: Ask) -> None:
     experiment = planned.experiment
-    assert experiment is not None
     first, second = experiment.trials
     assert first.entry == 1 < second.entry <= len(planned.shortlist)
     assert experiment.ratio == planned.shortlist[second.entry - 1].ratio

@@ -89,7 +89,6 @@ def test_equal_time_is_asked_both_ways_with_its_band(result: SweepResult) -> Non
     ((forward, backward),) = both.equal_times
     assert [match.equal.typical for match in forward] == pytest.approx([1.0, 2**0.5 / 0.99, 2.857], rel=0.02)
     there = forward[2].equal
-    assert there.typical is not None
     back = backward[0].equal
     assert back.typical == pytest.approx(1.4, rel=0.01), "100 days are 1.4 rivals, so 140 days are 1 / 1.4"
     document = sweep_document(both)

@@ -110,7 +110,6 @@ def test_measured_steps_keep_the_model_and_the_layout_of_the_run(
     of_run = TransformerConfig.model_validate(model.document).model_dump(exclude=described)
     # A pattern beyond the last layer leaves all layers with the window.
     assert question.model.model_dump(exclude=described) == of_run | {"sliding_window_pattern": MOST_LAYERS}
-    assert question.layout is not None
     assert text_of(question.layout) == model.layout
     assert question.recipe.expert_dispatcher == "all_gather"
     assert question.recipe.expert_capacity == 1.5

@@ -78,7 +78,6 @@ def test_what_a_script_or_a_reference_computes_can_be_given(imported: Import) ->
     text = SCRIPT.replace("--num-layers 96", "--num-layers $(cat layers)")
     told = imported(text, "train.sh", given={"num_layers": 96})
     assert (told.parameters, told.unused_keys) == (174_604_259_328, ("lr",))
-    assert told.recipe is not None
     assert told.recipe["runtime"]["attention"] == "flash"
     assert imported(UNTOLD, given={"num_layers": 24}).parameters == XL
     assert imported(NEMO.replace("name: megatron_gpt", "name: ${oc.env:NAME}")).parameters == XL

@@ -82,7 +82,6 @@ def test_a_shift_crosses_the_links_between_two_nodes_once_each_way() -> None:
     network = network_of(plan.topology)
     work = next(work for work in plan.graph().works if work.op == "send_recv")
     traffic = network.load(work, np.zeros(16, dtype=np.int64))
-    assert traffic is not None
     nics = np.isin(traffic.links, plan.topology.nics.ravel())
     assert traffic.times[nics].tolist() == [1, 1, 1, 1]
     assert network.sent_bytes(work) == work.comm_bytes

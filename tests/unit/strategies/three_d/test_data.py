@@ -61,7 +61,6 @@ def sent_between_nodes(group: Replicas, num_parameters: float, node: int) -> flo
     works = [*group.reduce_works(Held(num_parameters)), *group.gather_works(Held(num_parameters)) * 2]
     total = 0.0
     for work in works:
-        assert work.group is not None
         if work.group.ranks[-1] // node != work.group.start // node:
             passes = 2.0 if work.op == "all_reduce" else 1.0
             total += passes * work.comm_bytes * (work.group.size - 1) / work.group.size

@@ -28,7 +28,6 @@ def test_the_space_is_what_the_tool_runs_of_all_layouts(tool: Any, runtime: str,
     """Pruned while the space is made, next to every layout tried against the table."""
     question = asked(runtime=runtime, runs_on=tool, model=model, devices=8, batch=16)
     limits = question.job.runtime.limits
-    assert limits is not None
     assert limits.tool == tool
     everything = listed(asked(runtime=runtime, runs_on="any", model=model, devices=8, batch=16))
     assert listed(question) == {layout for layout in everything if limits.runs(layout, question.model)}
