@@ -10,15 +10,7 @@ from perfsim.engine.trace import EXPOSED, Trace
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder
 
-STREAMS = (
-    "gpu0/compute",
-    "gpu1/compute",
-    "gpu0/nccl",
-    "gpu1/send",
-    "gpu0+gpu1/nccl",
-    "memoryx/out",
-    "net9/x",
-)
+LANES = ("gpu0/compute", "gpu1/compute", "gpu0/nccl", "gpu1/send", "gpu0+gpu1/nccl", "memoryx/out", "net9/x")
 BACKGROUND = ("input", "tensor_communication", "update", "data_communication", "unknown")
 Row = tuple[str, str, int, int]
 """Stream, category, start and end."""
@@ -27,9 +19,9 @@ Row = tuple[str, str, int, int]
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[list[Row], int]:
     """The tasks of a run in whole seconds, serial on each stream, and the number in the first step."""
-    now = dict.fromkeys(STREAMS, 0)
+    now = dict.fromkeys(LANES, 0)
     rows = []
-    for stream in ["gpu0/compute", "gpu1/compute", *draw(st.lists(st.sampled_from(STREAMS), max_size=30))]:
+    for stream in ["gpu0/compute", "gpu1/compute", *draw(st.lists(st.sampled_from(LANES), max_size=30))]:
         start = now[stream] + draw(st.integers(0, 3))
         now[stream] = start + draw(st.integers(0, 4))
         categories = ("forward", "backward", "update") if stream.endswith("/compute") else BACKGROUND

@@ -49,10 +49,8 @@ def test_traces_are_as_before(name: str, inputs: dict[str, Any], recorded: Recor
     """Every event of Perfetto's file and every node of Chakra's, with times of no model."""
     step = ps.predict(model="gpt3_xl", **inputs["steps"][name], **{"model.num_layers": 2}).trace
     graph = step.run.graph
-    start_s = np.arange(len(graph)) / 3e3
-    step = replace(
-        step, run=Trace(graph, start_s, (np.arange(len(graph)) + 1 + np.arange(len(graph)) % 3) / 3e3)
-    )
+    tasks = np.arange(len(graph))
+    step = replace(step, run=Trace(graph, tasks / 3e3, (tasks + 1 + tasks % 3) / 3e3))
     events = step.save(tmp_path / "step.json").read_text("utf-8").split("\n")
     for path in ExecutionTrace.write(step.run, tmp_path / "step.et"):
         trace = ExecutionTrace.read(path)

@@ -32,30 +32,20 @@ from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
 from perfsim.report.table import plain
 from perfsim.report.validation import validation_lines, write_validation
-from perfsim.specs.calibration import (
-    Calibration,
-    CollectiveCalibration,
-    CollectiveOp,
-    GpuCalibration,
-    NarrowGemmConstants,
-)
+from perfsim.specs import calibration as constants
+from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec, NodeSpec
 from perfsim.testing.toys import published_run
 
 Recorded = Callable[..., None]
 CATALOG = default_catalog()
-A100 = cast(GpuCalibration, CATALOG.load("calibration", "a100-sxm4"))
-NVLINK3 = cast(CollectiveCalibration, CATALOG.load("calibration", "nvlink3"))
+A100 = cast(constants.GpuCalibration, CATALOG.load("calibration", "a100-sxm4"))
+NVLINK3 = cast(constants.CollectiveCalibration, CATALOG.load("calibration", "nvlink3"))
 PEAK = {"bf16": 200e12, "fp8": 400e12}
-DEVICE = DeviceSpec(
-    name="some-gpu",
-    kind="gpu",
-    peak=PEAK,
-    memory=MemorySpec(capacity=40e9, bandwidth=1.5e12),
-    compute_units=80,
-)
+MEMORY = MemorySpec(capacity=40e9, bandwidth=1.5e12)
+DEVICE = DeviceSpec(name="some-gpu", kind="gpu", peak=PEAK, memory=MEMORY, compute_units=80)
 LINK = LinkSpec(name="some-link", bandwidth=300e9, latency=1e-6)
-NARROW = NarrowGemmConstants(
+NARROW = constants.NarrowGemmConstants(
     efficiency=0.8, overhead=1.5, memory_fraction=0.7, burst_fraction=0.7, cast_bytes=3.0, cast_s=5e-6
 )
 CLOSE = 2e-3
@@ -116,9 +106,8 @@ def test_factors_on_products_of_another_device_are_as_they_were(tmp_path: Path, 
     shared = {"memory_fraction": 0.8, "burst_fraction": 0.8, "launch_s": 3e-6}
     gemm = A100.gemm.model_copy(update={"tiles": tiles, **shared})
     model = GemmModel(gemm, PEAK["bf16"], 1.5e12, 80)
-    narrow = replace(
-        model, constants=narrow_constants(gemm, NARROW), peak_flop_per_s=PEAK["fp8"], element_bytes=1
-    )
+    in_8_bits = {"peak_flop_per_s": PEAK["fp8"], "element_bytes": 1}
+    narrow = replace(model, constants=narrow_constants(gemm, NARROW), **in_8_bits)
     cast_s = NARROW.cast_s + NARROW.cast_bytes * m * k / 1.5e12
     times = np.concatenate([model.time_s(m, n, k), narrow.time_s(m, n, k) + cast_s])
     columns = {"m": np.tile(m, 2), "n": np.tile(n, 2), "k": np.tile(k, 2), "time_us": 1e6 * times}
@@ -144,9 +133,8 @@ def collectives(path: Path, *measured: tuple[CollectiveOp, int, float]) -> Path:
     rows = []
     for op, size, factor in measured:
         for octave in range(9, 30):
-            seconds = model.seconds(op, 2.0**octave, Group.inside_node(size)).total_s * noise.normal(
-                1.0, 0.05
-            )
+            seconds = model.seconds(op, 2.0**octave, Group.inside_node(size)).total_s
+            seconds *= noise.normal(1.0, 0.05)
             wave = 1.0 if factor == 1.0 else factor + 0.33 * math.sin(octave)
             rows.append((op.replace("all_to_all", "alltoall"), size, 2.0**octave, 1e6 * seconds * wave))
     columns = zip(("collective", "num_gpus", "bytes", "time_us"), zip(*rows, strict=True), strict=True)
@@ -273,20 +261,13 @@ def test_constants_of_wafers_are_what_they_were(runs: Path, recorded: Recorded) 
 
 
 def test_the_scale_of_a_cluster_is_what_it_was(tmp_path: Path, recorded: Recorded) -> None:
-    rows = [
-        {
-            **published_run(id=f"run{number}", training={"global_batch_size": 8 << number}),
-            "measured": measured,
-        }
-        for number, measured in enumerate({"step_time_s": one_s} for one_s in (0.21, 0.38, 0.9))
-    ]
     path = tmp_path / "steps.yaml"
     said: dict[str, Any] = {}
     for count, times in ((3, 1.0), (2, 1.0), (1, 1.0), (3, 40.0), (2, 0.01)):
-        cases = [
-            {**row, "measured": {"step_time_s": times * row["measured"]["step_time_s"]}}
-            for row in rows[:count]
-        ]
+        cases = []
+        for number, step_s in enumerate((0.21, 0.38, 0.9)[:count]):
+            row = published_run(id=f"run{number}", training={"global_batch_size": 8 << number})
+            cases.append({**row, "measured": {"step_time_s": times * step_s}})
         path.write_text(yaml.safe_dump({"schema": 1, "cluster": "ours", "cases": cases}), encoding="utf-8")
         said[f"{count} steps x {times:g}"] = refused_or(lambda: fitted(fit_cluster([path])))
     recorded("fit_cluster", said)
@@ -376,21 +357,16 @@ def test_files_of_benchmarks_of_both_kinds_and_of_none_are_scored_as_they_were(
     flat = {"id": "flat", "family": "flat", "points": [[32 << n, 1e6 / (32 << n)] for n in range(5)]}
     said = {}
     malformed = [{"points": points} for points in (3, [[8, "many", None, 1]], [[8, 0, None, 1]], [[8]], None)]
-    for name, cases in {
-        "all": [*benchmarks, flat, *malformed],
-        "both": [flat, published_run()],
-        "none": [],
-    }.items():
+    files = {"all": [*benchmarks, flat, *malformed], "both": [flat, published_run()], "none": []}
+    for name, cases in files.items():
         path = tmp_path / f"{name}.yaml"
         path.write_text(json.dumps({"schema": 1, "cases": cases}), encoding="utf-8")
         said[name] = refused_or(scored, path)
     recorded("benchmarks", said, 1e-6)
     known = dict(validate_file(tmp_path / "all.yaml", CATALOG))
     page, text = write_validation([], [known], tmp_path)
-    recorded(
-        "told_benchmarks",
-        {"all": validation_lines(known, 2), "text": text.read_text().splitlines(), **shown(page)},
-    )
+    told = {"all": validation_lines(known, 2), "text": text.read_text().splitlines(), **shown(page)}
+    recorded("told_benchmarks", told)
 
 
 def test_ratios_of_many_wafers_are_explained_as_they_were(recorded: Recorded) -> None:

@@ -135,10 +135,8 @@ def switched(value: Any) -> Iterator[Any]:
 
 def test_each_family_reads_the_same_keys_as_it_did(inputs: dict[str, Any], recorded: Recorded) -> None:
     base = inputs["foreign"]["huggingface"]["files"]["dense"]
-    recorded(
-        "families",
-        {name: read("huggingface", base | {"model_type": name})[0] for name in (*FAMILIES, *OTHER_KINDS)},
-    )
+    kinds = (*FAMILIES, *OTHER_KINDS)
+    recorded("families", {kind: read("huggingface", base | {"model_type": kind})[0] for kind in kinds})
 
 
 def test_each_line_says_what_it_said(inputs: dict[str, Any], recorded: Recorded) -> None:
@@ -150,19 +148,15 @@ def test_each_line_says_what_it_said(inputs: dict[str, Any], recorded: Recorded)
                 rest = "\n".join(line for number, line in enumerate(lines) if number != left_out)
                 source = Source(Path(case), rest)
                 answer, _ = read_from(name, source, rest)
-                said[f"{name} {case} without line {left_out + 1}"] = [
-                    tool_named(name).recognise(rest),
-                    answer,
-                ]
+                what = f"{name} {case} without line {left_out + 1}"
+                said[what] = [tool_named(name).recognise(rest), answer]
     recorded("lines", said)
 
 
 def test_tools_recognise_what_they_did(inputs: dict[str, Any], recorded: Recorded) -> None:
-    documents = {json.dumps(document): document for document in inputs["documents"]}
-    said = {
-        name: [tool for tool in READ if tool_named(tool).recognise(document)]
-        for name, document in documents.items()
-    }
+    said = {}
+    for document in inputs["documents"]:
+        said[json.dumps(document)] = [tool for tool in READ if tool_named(tool).recognise(document)]
     recorded("recognised", said)
 
 

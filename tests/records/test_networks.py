@@ -16,23 +16,10 @@ from perfsim.work import Kind, RankGroup, Work
 
 Recorded = Callable[..., None]
 CATALOG = default_catalog()
-SYSTEMS = (
-    "dgx-a100-80gb",
-    "dgx-h100",
-    "gb200-nvl72",
-    "mi300x-192gb",
-    "cs-2",
-    "cs-3-memoryx-1tb",
-    "memoryx-a100",
-)
+NODES = ("dgx-a100-80gb", "dgx-h100", "gb200-nvl72", "mi300x-192gb")
+SYSTEMS = (*NODES, "cs-2", "cs-3-memoryx-1tb", "memoryx-a100")
 SIZES = (1, 2, 12, 72, 144)
-GROUPS = (
-    RankGroup(0, 1, 2),
-    RankGroup(0, 1, 4),
-    RankGroup(1, 8, 5),
-    RankGroup(0, 1, 72),
-    RankGroup(7, 1, 12),
-)
+GROUPS = [RankGroup(*group) for group in ((0, 1, 2), (0, 1, 4), (1, 8, 5), (0, 1, 72), (7, 1, 12))]
 BYTES = (0.0, 3e3, 7e5, 2e9)
 
 
@@ -64,9 +51,8 @@ def links_of(topology: Topology) -> dict[str, list[float]]:
         for links in [edges.of_kind(kind)]
     }
     said["vertices"] = [*map(float, Counter(kind for _, kind in topology.vertices).values())]
-    said["names"] = [
-        float(sum(at * sum(map(ord, name)) for at, (name, _) in enumerate(topology.vertices, 1)))
-    ]
+    letters = [sum(map(ord, name)) for name, _ in topology.vertices]
+    said["names"] = [float(sum(at * value for at, value in enumerate(letters, 1)))]
     said["bundles"] = [float(np.sum(links)) + waits for links, waits in topology.bundles()]
     said["capacities"] = [float(topology.capacities.sum()), float(topology.counted.sum())]
     return said

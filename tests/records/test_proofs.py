@@ -62,10 +62,8 @@ def test_small_models_train_to_the_same_losses(name: str, recorded: Recorded) ->
     subject = Subject.of(plan)
     wrong = list(mutations(subject))
     faults = [(fault.kind, fault.description) for fault in wrong]
-    said["found"] = {
-        fault.description: [str(found) for found in fault.subject.faults()[:2]]
-        for fault in wrong[:: len(wrong) // FOUND]
-    }
+    few = wrong[:: len(wrong) // FOUND]
+    said["found"] = {fault.description: list(map(str, fault.subject.faults()[:2])) for fault in few}
     said["proof"] = {key: list(value) if isinstance(value, tuple) else value for key, value in proof.items()}
     said["faults"] = dict(Counter(kind for kind, _ in faults))
     said["described"] = sum(index * sum(map(ord, text)) for index, (_, text) in enumerate(faults, 1))

@@ -17,14 +17,8 @@ from perfsim.base.spec import Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import accepted_units, format_quantity, parse_quantity, quantity_pattern
 from perfsim.catalog import default_catalog
-from perfsim.specs.layout import (
-    AXES,
-    ParallelLayout,
-    StreamingLayout,
-    layers_of_stages,
-    parsed_settings,
-    text_of,
-)
+from perfsim.specs.layout import AXES, ParallelLayout, StreamingLayout, layers_of_stages, text_of
+from perfsim.specs.layout import parsed_settings as parsed
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.perturbations import parse_perturbations
@@ -93,10 +87,8 @@ def test_fields_accept_what_they_did(recorded: Recorded) -> None:
             if (field := kind.model_fields.get(name)) is not None:
                 usual = plain(field.get_default(call_default_factory=True))
                 default = "needed" if field.is_required() else usual
-                said[f"{kind.__name__}.{name}".lstrip("_")] = {
-                    "default": default,
-                    "accepts": accepts(kind, name),
-                }
+                row = {"default": default, "accepts": accepts(kind, name)}
+                said[f"{kind.__name__}.{name}".lstrip("_")] = row
     recorded("specs_fields", said)
 
 
@@ -108,19 +100,16 @@ def test_tables_say_what_they_did(recorded: Recorded) -> None:
 def test_layouts_are_read_and_told_as_they_were(inputs: Inputs, recorded: Recorded) -> None:
     said: dict[str, Any] = {}
     for text in (*inputs["layouts"], *inputs["wrong layouts"]):
-        said[text] = {"read": answer(parsed_settings, text, ParallelLayout)}
+        said[text] = {"read": answer(parsed, text, ParallelLayout)}
     for text in inputs["layouts"]:
-        layout = ParallelLayout(**parsed_settings(text, ParallelLayout))
+        layout = ParallelLayout(**parsed(text, ParallelLayout))
         members = inspect.getmembers(ParallelLayout, lambda member: isinstance(member, property))
         said[text] |= {name: plain(getattr(layout, name)) for name, _ in members}
         said[text] |= {"text": text_of(layout), "json": plain(layout.as_dict(4)), "run by": that_run(layout)}
-        said[text]["lacks"] = {
-            f"{tool} {month}": Limits(tool, month).lacks(layout)
-            for tool in TRAINERS
-            for month in inputs["months"]
-        }
+        limits = [Limits(tool, month) for tool in TRAINERS for month in inputs["months"]]
+        said[text]["lacks"] = {f"{one.tool} {one.month}": one.lacks(layout) for one in limits}
     for text in inputs["layouts of wafers"]:
-        settings = answer(parsed_settings, text, StreamingLayout)
+        settings = answer(parsed, text, StreamingLayout)
         layout = StreamingLayout(**settings) if isinstance(settings, dict) else None
         said[f"wafers: {text}"] = [settings, layout and plain(layout.as_dict(4))]
     recorded("specs_layouts", said)

@@ -23,6 +23,7 @@ Recorded = Callable[..., None]
 ASKED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("steps.yaml").read_text("utf-8"))
 SUBJECTS = ("dense", "perturbed", "modern", "experts", "machines", "offloaded", "wafers")
 SPACES = ("dense", "long", "experts", "modules", "full", "sharded", "streamed", "overlapped")
+TOLD = ("layout", "step_breakdown_s", "utilisation", "perturbed", "notes")
 MOST_ROWS = 48
 """Layouts of a space whose estimates are written down; of all others the sums."""
 
@@ -43,10 +44,7 @@ def test_steps_are_what_they_were(subject: str, recorded: Recorded) -> None:
         if run.perturbed is None:
             assert np.array_equal(fast.end_s, run.trace.end_s), "both engines give the same times"
         said[name] = {
-            **{
-                key: document[key]
-                for key in ("layout", "step_breakdown_s", "utilisation", "perturbed", "notes")
-            },
+            **{key: document[key] for key in TOLD},
             "memory": {use.place: [use.capacity_bytes, *use.parts_bytes.values()] for use in run.plan.memory},
             "step": [run.step_time_s, run.model_flop, run.hardware_flop, run.trace.hidden_share],
             "simulated": [float(value) for name, value in simulated.items() if name != "engine"],
@@ -85,20 +83,14 @@ def test_screened_layouts_are_what_they_were(name: str, recorded: Recorded) -> N
     screening = question.chosen.screen(question.job, question.topology, question.costs)
     rows = np.unique(np.linspace(0, screening.feasible - 1, MOST_ROWS).astype(int))
     closer = np.zeros(len(rows)) if screening.closer is None else screening.closer(rows)
+    columns = np.array([screening.estimate_s[rows], screening.memory_share[rows], closer]).T.tolist()
     texts = [text_of(screening.layout(index)) for index in range(screening.feasible)]
     said = {
         "counts": [screening.screened, screening.feasible, screening.indivisible, len(set(texts))],
         "closest": screening.closest and text_of(screening.closest),
         "kinds": 0 if screening.alike is None else len(screening.alike()[0]),
         "sums": [float(screening.estimate_s.sum()), float(screening.memory_share.sum()), hash_of(texts)],
-        "layouts": {
-            texts[row]: [
-                float(screening.estimate_s[row]),
-                float(screening.memory_share[row]),
-                float(closer_s),
-            ]
-            for row, closer_s in zip(rows.tolist(), closer, strict=True)
-        },
+        "layouts": {texts[row]: column for row, column in zip(rows.tolist(), columns, strict=True)},
     }
     recorded(f"screened_{name}", said)
 

@@ -60,13 +60,10 @@ def told(recorded: Recorded, shown: Callable[[Path], dict[str, Any]]) -> Recorde
 @pytest.mark.parametrize("name", ASKED["studies"])
 def test_a_study_answers_as_it_did(name: str, recorded: Recorded, told: Recorded) -> None:
     answer = ps.study(written("studies", name))
-    timelines = {
-        row.label: [
-            len(row.timeline),
-            [asdict(bar) for bar in (*row.timeline[:6], *grouped(row.timeline, 60)[-12:])],
-        ]
-        for row in answer.candidates
-    }
+    timelines = {}
+    for row in answer.candidates:
+        bars = (*row.timeline[:6], *grouped(row.timeline, 60)[-12:])
+        timelines[row.label] = [len(row.timeline), [asdict(bar) for bar in bars]]
     rows = list(answer.rows())
     recorded(f"study_{name}", plain(still(answer.document() | {"timelines": timelines, "rows": rows})))
     told(f"study_{name}", answer, study_lines(answer))
@@ -120,10 +117,10 @@ def test_a_question_asked_backwards_answers_as_it_did(name: str, recorded: Recor
 
 def found(answer: ps.SolveAnswer) -> Any:
     """The document of a solution, the legal values, and the first point in full."""
-    unknowns = [
-        [one.path, len(one.values), [one.text(value) for value in (*one.values[:3], *one.values[-3:])]]
-        for one in answer.unknowns.values()
-    ]
+    unknowns = []
+    for one in answer.unknowns.values():
+        shown = (*one.values[:3], *one.values[-3:])
+        unknowns.append([one.path, len(one.values), [one.text(value) for value in shown]])
     points = list(answer.sweep.documents())[:1]
     return still(answer.document() | {"points": points, "unknowns": unknowns})
 
@@ -146,11 +143,9 @@ def test_conditions_are_read_and_refused_as_they_were(recorded: Recorded) -> Non
 def test_changes_that_are_tried_answer_as_they_did(recorded: Recorded) -> None:
     first = written("studies", "of_one_layout")
     changed = {"recipe.tokens": 5e9, "batch": 512}
-    for name, document in {
-        "before.json": ps.study(first).document(),
-        "after.json": ps.study(first, changes=changed, prices={"cs-2": 20.0}).document(),
-    }.items():
-        Path(name).write_text(json.dumps(document), encoding="utf-8")
+    answers = {"before": ps.study(first), "after": ps.study(first, changes=changed, prices={"cs-2": 20.0})}
+    for name, answer in answers.items():
+        Path(f"{name}.json").write_text(json.dumps(answer.document()), encoding="utf-8")
     second = written("studies", "of_other_inputs")
     differences = [diff(first, second), diff("before.json", "after.json")]
     explained = why(first)

@@ -36,10 +36,8 @@ TABLES = {
 }
 WIDTHS = (16, 24, 33, 40, 48, 56, 57, 64, 72, 79, 80, 88, 96, 104, 105, 120, 160)
 """Of a large table; a small one is laid out in each up to 60."""
-ITEMS = [
-    SimpleNamespace(name="a", score={"mape": 0.1}, at=None),
-    SimpleNamespace(name="b", score=None, at=SimpleNamespace(x=3)),
-]
+SCORED = SimpleNamespace(name="a", score={"mape": 0.1}, at=None)
+PLACED = SimpleNamespace(name="b", score=None, at=SimpleNamespace(x=3))
 ROWS: list[dict[str, Any]] = [
     {"name": 'a, "b"', "s": 0.1 + 0.2, "n": 3, "fits": True, "note": None, "mix": 1, "or": True, "2": 1},
     {"name": "=cmd()", "s": None, "n": 10**12, "fits": False, "note": None, "mix": "x", "or": "x", "2": 0.5},
@@ -62,14 +60,9 @@ def told(table: Table) -> dict[str, Any]:
     """What a table says in every form."""
     names = [column.name for column in table.columns]
     figures = [column.name for column in table.columns if column.unit]
-    numbers = [
-        name for name in figures if all(isinstance(cell.value, int | float) for cell in table.column(name))
-    ]
-    with_gaps = [
-        name
-        for name in figures
-        if all(cell.value is None or isinstance(cell.value, int | float) for cell in table.column(name))
-    ]
+    kinds = {name: {type(cell.value) for cell in table.column(name)} for name in figures}
+    numbers = [name for name in figures if kinds[name] <= {int, float}]
+    with_gaps = [name for name in figures if kinds[name] <= {int, float, type(None)}]
     return {
         "lines": [table.lines(33), laid_out(table)],
         "turned": [table.turned().heads(), table.turned().shown()],
@@ -97,12 +90,12 @@ def test_parts_of_tables_and_what_cells_read_are_what_they_were(recorded: Callab
     parts = {
         "two columns": timed,
         "groups": MACHINES.grouped(),
-        "of items": Table.each(ITEMS, columns, "Of items."),
+        "of items": Table.each([SCORED, PLACED], columns, "Of items."),
         "bands": kept,
     }
-    said: dict[str, Any] = {
-        name: [part.heads(), part.shown(), laid_out(part)] for name, part in parts.items()
-    }
+    said: dict[str, Any] = {}
+    for name, part in parts.items():
+        said[name] = [part.heads(), part.shown(), laid_out(part)]
     said["numbers"] = [kept.values("time"), kept.bands("time"), kept.sorted("time").shown()]
     said["at the width of a terminal"] = MACHINES.lines() == MACHINES.lines(terminal_width())
     with pytest.raises(TypeError, match="no number"):

@@ -11,19 +11,11 @@ from perfsim.specs.perturbations import parse_perturbations
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup
 
-GPUS = {
-    "model": "gpt3_xl",
-    "system": "dgx-a100-80gb",
-    "devices": 32,
-    "strategy": "3d",
-    "layout": "tp=2,pp=2,dp=8,mbs=1",
-    "batch": 32,
-}
-
 
 @pytest.fixture(scope="module")
 def gpus() -> Evaluation:
-    return ps.predict(**GPUS).run
+    asked = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 32, "batch": 32}
+    return ps.predict(**asked, layout="tp=2,pp=2,dp=8,mbs=1").run
 
 
 @pytest.fixture(scope="module")

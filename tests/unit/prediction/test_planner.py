@@ -9,15 +9,7 @@ import pytest
 from perfsim.base.errors import LayoutError, PlanError
 from perfsim.network import Topology
 from perfsim.prediction import planner
-from perfsim.prediction.planner import (
-    MOST_CONFIRMED,
-    MOST_LISTED,
-    Search,
-    best_plan,
-    confirmed,
-    plan_of,
-    refusal_of,
-)
+from perfsim.prediction.planner import MOST_LISTED, Search, best_plan, confirmed, plan_of, refusal_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.specs.layout import text_of
 from perfsim.specs.recipe import Job
@@ -113,7 +105,9 @@ def test_screening_ranks_what_fits_by_time_then_by_memory(toys: ModuleType, topo
     )
 
 
-@pytest.mark.parametrize(("error", "most_tried"), [(planner.ESTIMATE_ERROR, 1), (0.9, MOST_CONFIRMED)])
+@pytest.mark.parametrize(
+    ("error", "most_tried"), [(planner.ESTIMATE_ERROR, 1), (0.9, planner.MOST_CONFIRMED)]
+)
 def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_the_estimate(
     toys: ModuleType, topology: Topology, monkeypatch: pytest.MonkeyPatch, error: float, most_tried: int
 ) -> None:
@@ -152,9 +146,8 @@ def test_memory_that_is_laid_out_in_advance_has_no_limit(toys: ModuleType) -> No
 
 
 def test_without_any_legal_layout_the_reason_is_the_division(toys: ModuleType, topology: Topology) -> None:
-    with pytest.raises(
-        PlanError, match=r"no layout is legal \(batch 7, 8 layers, .* no degrees divide"
-    ) as caught:
+    no_layout = r"no layout is legal \(batch 7, 8 layers, .* no degrees divide"
+    with pytest.raises(PlanError, match=no_layout) as caught:
         Search(on_toys(toys, "data", toys.job(7), topology))
     assert "16 devices of toy-gpus" in str(caught.value)
     assert "nearest that divides: 16 devices of toy-gpus, 16 sequences a step" in caught.value.reasons

@@ -82,14 +82,8 @@ WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weigh
 
 def sparse(system: str, sparsity: float, harvest: float = 0.9) -> Evaluation:
     changes = {"recipe.weight_sparsity": sparsity, "system.streaming.sparse_harvest": harvest}
-    question = {
-        "model": "gpt3_20b",
-        "recipe": "gpt3_pretraining",
-        "system": system,
-        "devices": 1,
-        "batch": 48,
-    }
-    return ps.predict(**question, **changes).run
+    asked = {"model": "gpt3_20b", "recipe": "gpt3_pretraining", "system": system, "devices": 1, "batch": 48}
+    return ps.predict(**asked, **changes).run
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.75, 0.95])
@@ -119,7 +113,6 @@ def test_zeros_of_weights_are_needed_as_little_on_gpus_as_on_wafers() -> None:
 
 
 def test_an_exchange_that_a_product_hides_fills_its_link_and_no_more() -> None:
-    hidden = ps.predict(
-        model="llama3_8b", system="dgx-h100", devices=8, batch=64, layout="tp=2,sp=true,zero=1,mbs=2"
-    )
+    asked = {"model": "llama3_8b", "system": "dgx-h100", "devices": 8, "batch": 64}
+    hidden = ps.predict(**asked, layout="tp=2,sp=true,zero=1,mbs=2")
     assert hidden.utilisation["scale_up"].peak == 1.0

@@ -1,6 +1,5 @@
 """A shortlist: every layout that the model cannot tell apart from the fastest, and why the others fell."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,45 +9,36 @@ import pytest
 
 from perfsim.base.errors import InputError, LimitError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.base.limits import Limits, limited
-from perfsim.catalog import Catalog
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.report.plan import plan_lines
 from perfsim.studies.shortlist import Experiment, Planned, Trial, plan_layouts
 
-Ask = Callable[..., Question]
 
-
-@pytest.fixture(scope="module")
-def about() -> Ask:
+def about(model: str = "gpt3_xl", **asked: Any) -> Question:
     """A question about 8 GPUs."""
-    catalog = Catalog()
-
-    def ask(
-        model: str = "gpt3_xl", recipe: str = "gpt3_pretraining", system: str = "dgx-a100-80gb", **more: Any
-    ) -> Question:
-        return Question(
-            model=catalog.model(model),
-            recipe=catalog.recipe(recipe),
-            system=catalog.system(system),
-            **{"devices": 8, "strategy": "3d", "batch": 16} | more,
-        )
-
-    return ask
+    usual = {
+        "recipe": "gpt3_pretraining",
+        "system": "dgx-a100-80gb",
+        "devices": 8,
+        "strategy": "3d",
+        "batch": 16,
+    }
+    return question_of({"model": model, **usual, **asked})
 
 
 @pytest.fixture(scope="module")
-def planned(about: Ask) -> Planned:
+def planned() -> Planned:
     return plan_layouts(about("gpt3_6p7b"), shown=4)
 
 
-def test_layouts_for_a_day_say_what_was_chosen_for_it(about: Ask) -> None:
+def test_layouts_for_a_day_say_what_was_chosen_for_it() -> None:
     (entry,) = plan_layouts(about(as_of="2023-06"), shown=1).shortlist
     (said,) = [caveat.text for caveat in entry.caveats if caveat.code == "as-of"]
     assert said.startswith("as of 2023-06: ")
 
 
-def test_the_planners_pick_is_first_of_a_sorted_shortlist(planned: Planned, about: Ask) -> None:
+def test_the_planners_pick_is_first_of_a_sorted_shortlist(planned: Planned) -> None:
     picked = best_plan(about("gpt3_6p7b"))
     assert planned.best.plan.layout == picked.plan.layout
     assert planned.best.step_time_s == picked.step_time_s
@@ -73,7 +63,7 @@ def test_a_head_beats_only_what_is_slower(planned: Planned, ratio: float, said: 
     assert [words for words in ("is no slower", "beats 2") if words in " ".join(lines)] == [said]
 
 
-def test_every_part_of_a_plan_looks_at_the_clock(about: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_of_a_plan_looks_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[str] = []
     monkeypatch.setattr(Limits, "in_time", lambda _, done: noted.append(done()))
     plan_layouts(about(), shown=1)
@@ -81,13 +71,13 @@ def test_every_part_of_a_plan_looks_at_the_clock(about: Ask, monkeypatch: pytest
         assert any(part in done for done in noted), part
 
 
-def test_a_limit_ends_what_stands_next_to_an_answer(about: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_ends_what_stands_next_to_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfsim.studies.shortlist.best_plan", Mock(side_effect=LimitError("over")))
     with pytest.raises(LimitError):
         plan_layouts(about(devices=24, batch=25), shown=1)
 
 
-def test_time_that_is_over_ends_the_search_for_what_would_fit(about: Ask) -> None:
+def test_time_that_is_over_ends_the_search_for_what_would_fit() -> None:
     lacking = about("gpt3_175b", layout="dp=8")
     with pytest.raises(MemoryCapacityError) as caught:
         plan_of(lacking)
@@ -95,7 +85,7 @@ def test_time_that_is_over_ends_the_search_for_what_would_fit(about: Ask) -> Non
         str(caught.value)
 
 
-def test_every_layout_is_within_or_refused_and_counted(planned: Planned, about: Ask) -> None:
+def test_every_layout_is_within_or_refused_and_counted(planned: Planned) -> None:
     layouts = sum(count for reason, count in planned.refused.items() if reason != "divisibility")
     searched = planned.search
     assert planned.within + layouts == searched.screening.screened + searched.unproven
@@ -108,14 +98,14 @@ def test_every_layout_is_within_or_refused_and_counted(planned: Planned, about: 
     assert plan_layouts(replace(about(), strategy="data"), shown=1).refused["divisibility"] == 0
 
 
-def test_what_needs_a_target_or_fits_nowhere_has_no_shortlist(about: Ask) -> None:
+def test_what_needs_a_target_or_fits_nowhere_has_no_shortlist() -> None:
     with pytest.raises(InputError, match="neither tokens nor target_loss"):
         plan_layouts(about(), "time-to-accuracy")
     with pytest.raises(PlanError, match="no plan fits"):
         plan_layouts(about("gpt3_175b", system="mi300x-192gb"))
 
 
-def test_caveats_stand_on_every_entry_with_the_default_batch_among_them(about: Ask) -> None:
+def test_caveats_stand_on_every_entry_with_the_default_batch_among_them() -> None:
     for batch in (None, 16):
         for entry in plan_layouts(about(batch=batch), shown=2).shortlist:
             assert ("batch-default" in {caveat.code for caveat in entry.caveats}) == (not batch)
@@ -147,7 +137,7 @@ def test_the_rival_is_sharded_otherwise_else_of_other_degrees_else_the_second(
     assert Experiment.rival(with_settings(*settings)) == rival
 
 
-def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work_and_one_wafer(about: Ask) -> None:
+def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work_and_one_wafer() -> None:
     question = about(**PAIR, layout="tp=4,dp=4,mbs=2,zero=1,sp=true")
     plan = plan_of(question)
     smaller = Trial.fewest_replicas(question, plan)
@@ -158,7 +148,7 @@ def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work_and_one_wafe
     assert Trial.fewest_replicas(question, plan_of(question)).layout.num_devices == 1
 
 
-def test_replicas_that_shard_stay_where_one_alone_does_not_fit(about: Ask) -> None:
+def test_replicas_that_shard_stay_where_one_alone_does_not_fit() -> None:
     question = about(**PAIR | {"model": "gpt3_13b"}, layout="tp=4,pp=1,dp=4,mbs=1,zero=1,sp=true")
     smaller = Trial.fewest_replicas(question, plan_of(question))
     assert 1 <= smaller.layout.data <= 4
@@ -170,7 +160,7 @@ def test_replicas_that_shard_stay_where_one_alone_does_not_fit(about: Ask) -> No
     assert Trial.fewest_replicas(question, plan) is plan
 
 
-def test_a_shortlist_of_several_names_its_experiment(planned: Planned, about: Ask) -> None:
+def test_a_shortlist_of_several_names_its_experiment(planned: Planned) -> None:
     experiment = planned.experiment
     first, second = experiment.trials
     assert first.entry == 1 < second.entry <= len(planned.shortlist)
@@ -183,8 +173,8 @@ def test_a_shortlist_of_several_names_its_experiment(planned: Planned, about: As
     ("system", "cap", "most"),
     [("dgx-a100-80gb", "30 kW", 48), ("cs-2", "0.06 MW", 2), ("gb200-nvl72", "53.4 kW", 32)],
 )
-def test_above_the_power_cap_the_most_devices_are_named(about: Ask, system: str, cap: str, most: int) -> None:
-    asked = about(system=system, devices=64, strategy="", batch=None, power_cap=cap)
+def test_above_the_power_cap_the_most_devices_are_named(system: str, cap: str, most: int) -> None:
+    asked = replace(about(system=system, devices=64, strategy="", batch=None), power_cap=cap)
     with pytest.raises(PlanError, match=f"above the power cap of .*\n.*--devices {most}$"):
         plan_layouts(asked)
     fits = plan_layouts(replace(asked, devices=most), shown=1)
@@ -192,7 +182,7 @@ def test_above_the_power_cap_the_most_devices_are_named(about: Ask, system: str,
     for wrong, said in (("1 W", "one node draws more"), ("500", "has no unit")):
         with pytest.raises(PerfsimError, match=said):
             plan_layouts(replace(asked, power_cap=wrong))
-    fixed = about(model="gpt3_175b", system="dgx-a100-80gb", devices=1024, batch=1536, power_cap="500 kW")
+    fixed = replace(about("gpt3_175b", devices=1024, batch=1536), power_cap="500 kW")
     with pytest.raises(PlanError, match=r"at most 816 .* fit; with a plan: --devices 768"):
         plan_layouts(fixed)
     unknown = asked.system.model_copy(update={"power": None})
