@@ -62,10 +62,9 @@ def slow_rates(routes: Sequence[Sequence[int]], caps: Sequence[float], room: Seq
 def slow_ends(capacities: Sequence[float], started: Sequence[Started]) -> list[float]:
     """End of every flow, whose bytes begin after its latency."""
     left = [(1 - one.flow.latency) * one.duration_s * one.flow.bytes_per_s for one in started]
-    started = [
-        one._replace(start_s=one.start_s + one.flow.latency * one.duration_s + one.flow.late_s)
-        for one in started
-    ]
+    for place, one in enumerate(started):
+        late_s = one.flow.latency * one.duration_s + one.flow.late_s
+        started[place] = one._replace(start_s=one.start_s + late_s)
     ends = [0.0] * len(started)
     todo = set(range(len(started)))
     now = 0.0

@@ -237,11 +237,8 @@ def test_what_is_read_back_takes_the_same_step_but_for_its_gaps(
     unsaid = {field.removesuffix(".name") for field in lacking if field.startswith(("recipe.", "runtime."))}
     recipe = recipe.with_(**{f.removeprefix("recipe."): attrgetter(f)(plan.job) for f in unsaid})
     layout = text_of(plan.layout) if any(f.startswith("layout.") for f in lacking) else again.layout
-    given = {
-        "system": plan.system.name,
-        "devices": plan.layout.num_devices,
-        "batch": recipe.global_batch_size,
-    }
+    given = {"system": plan.system.name, "devices": plan.layout.num_devices}
+    given |= {"batch": recipe.global_batch_size}
     other = planned(layout, model=plan.job.model.name, recipe=recipe, **given)
     assert step_s(other) == pytest.approx(step_s(plan), rel=1e-9)
 

@@ -102,9 +102,8 @@ def subject_of_toys(toys: ModuleType, plan: Plan, seed: int) -> Subject:
 def test_weight_streaming_is_proven_with_uneven_batches_as_well(
     toys: ModuleType, systems: int, group: int, microbatches: int, tied: bool, batch_less: int
 ) -> None:
-    layout = StreamingLayout(
-        data=systems, micro_batch_size=2, recompute="full" if group else "none", recompute_layers=group
-    )
+    recompute = "full" if group else "none"
+    layout = StreamingLayout(data=systems, micro_batch_size=2, recompute=recompute, recompute_layers=group)
     system = toys.wafer_cluster()
     job = toys.job(8 * systems, num_layers=4, tied_embeddings=tied)
     plan = small_plan(strategy("weight-streaming"), job, toys.topology(systems, system), layout, microbatches)

@@ -117,11 +117,8 @@ def test_every_virtual_stage_stands_on_one_rank_and_every_rank_holds_as_many(
 def peak(order: RankOrder, activations: float, weight_inputs: float, *, split: bool) -> float:
     """Most bytes a stage holds where a chunk keeps so many after F and, where W follows, after B."""
     held = most = 0.0
-    after = {
-        "F": activations,
-        "B": weight_inputs - activations if split else -activations,
-        "W": -weight_inputs,
-    }
+    backward = weight_inputs - activations if split else -activations
+    after = {"F": activations, "B": backward, "W": -weight_inputs}
     for slot in order:
         held += after[slot.which]
         most = max(most, held)

@@ -140,9 +140,8 @@ def test_simpys_events_are_the_closed_form_of_products_attention_and_rows_where_
         "loss_per_doubling": 0.02,
     }
     shape = {"num_layers": layers, "hidden_size": hidden, "ffn_hidden_size": 4 * hidden}
-    run = streamed(
-        passes * size * systems, systems, changes=fast, model=shape, layout={"micro_batch_size": size}
-    )
+    batch = passes * size * systems
+    run = streamed(batch, systems, changes=fast, model=shape, layout={"micro_batch_size": size})
     tokens = size * 1024
     rate = 0.233 * PEAK
     products_s = 2 * tokens * 12 * hidden**2 / rate

@@ -64,10 +64,8 @@ def test_a_bandwidth_at_the_line_rate_is_said_to_be_the_links(link: str, rate: f
 def test_every_registered_source_is_cited() -> None:
     rows = [row for kind, name in ENTRIES for row in CATALOG.describe(name, kind)]
     calibrations = [CATALOG.load(kind, name) for kind, name in CALIBRATIONS]
-    studies = [
-        LocatedMapping.read(CATALOG.find("study", name), "study", CATALOG).data
-        for name in CATALOG.names("study")
-    ]
+    names = CATALOG.names("study")
+    studies = [LocatedMapping.read(CATALOG.find("study", name), "study", CATALOG).data for name in names]
     cited = {row.source_id for row in rows}
     for fitted in calibrations:
         cited |= {*fitted.sources.values(), *(fit.table for fit in fitted.fit.values())}

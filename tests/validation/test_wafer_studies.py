@@ -176,10 +176,8 @@ def test_a_cs_3_is_files_only_and_says_that_its_efficiency_is_another_wafers() -
     device = default_catalog().device("wse-3")
     assert "calibration" in device.assumed
     assert device.calibration.name == "wse-2"
-    old, new = (
-        ps.predict(model="gpt3_20b", system=name, devices=16, strategy="weight-streaming", batch=768)
-        for name in ("cs-2", "cs-3")
-    )
+    asked = {"model": "gpt3_20b", "devices": 16, "strategy": "weight-streaming", "batch": 768}
+    old, new = (ps.predict(**asked, system=name) for name in ("cs-2", "cs-3"))
     assert 1.2 < old.step_time_s / new.step_time_s < 15.84 / 7.48
     assert any("no measurement of wse-3" in caveat.text for caveat in new.caveats)
 

@@ -49,9 +49,8 @@ def test_quantity_is_read_in_si(text: str, dimension: units.Dimension, value: fl
 
 @given(value=st.floats(1e-9, 1e21), dimension=st.sampled_from(DIMENSIONS))
 def test_what_is_written_reads_back_to_six_digits_or_all(value: float, dimension: units.Dimension) -> None:
-    assert math.isclose(
-        units.parse_quantity(units.format_quantity(value, dimension), dimension), value, rel_tol=6e-6
-    )
+    written = units.format_quantity(value, dimension)
+    assert math.isclose(units.parse_quantity(written, dimension), value, rel_tol=6e-6)
     assert units.parse_quantity(units.format_quantity(value, dimension, None), dimension) == value
 
 

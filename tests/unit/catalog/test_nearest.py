@@ -67,9 +67,8 @@ def test_rates_of_a_borrowed_link_are_scaled_by_its_bandwidth(tmp_path: Path) ->
     assert isinstance(system, GpuClusterSpec)
     link = system.node.scale_up
     measured = Catalog().load("link", "nvlink4")
-    ours, theirs = (
-        calibration.collectives["all_gather"][-1] for calibration in (link.calibration, measured.calibration)
-    )
+    calibrations = (link.calibration, measured.calibration)
+    ours, theirs = (calibration.collectives["all_gather"][-1] for calibration in calibrations)
     assert ours.bandwidth_bytes_per_s == pytest.approx(theirs.bandwidth_bytes_per_s * 600 / 450)
     assert ours.latency_base_s == theirs.latency_base_s
     assert system.node.nic.calibration is not None

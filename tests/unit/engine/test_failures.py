@@ -34,10 +34,10 @@ def test_a_failure_loses_what_was_done_since_the_last_checkpoint(
 def test_a_failure_begins_again_from_the_nearest_copy_that_survives_it() -> None:
     domains = (Failing(0.0, 1.0), Failing(0.0, 5.0))
     run = FailingRun(100.0, (Tier(10.0), Tier(50.0)))
-    walls_s = [
-        run_with_failures(run, ((at_s, at, domains[at]) for at_s, at in ((58.0, 0), (75.0, place))))
-        for place in (0, 1)
-    ]
+    walls_s = []
+    for place in (0, 1):
+        failures = ((at_s, at, domains[at]) for at_s, at in ((58.0, 0), (75.0, place)))
+        walls_s.append(run_with_failures(run, failures))
     # 8 s are lost and restarted in 1 s; at 75 s the run is at 66 s: back to 60 s, or to 50 s.
     assert walls_s == [100.0 + (8 + 1) + (6 + 1), 100.0 + (8 + 1) + (16 + 5)]
 

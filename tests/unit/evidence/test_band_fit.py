@@ -44,10 +44,8 @@ def sample(
         points = (2.0 if number == 1 else 4.0) if growth and number % 2 else 0.0
         traits = replace(HERE, parameters=1e10 * 10 ** (2.0 * number)) if points else HERE
         effect = generator.normal(0.0, between) + growth * points * generator.normal()
-        runs += [
-            left_out_run(f"f{number}", f"f{number}", effect + error, traits)
-            for error in generator.normal(0.0, within, RUNS)
-        ]
+        for error in generator.normal(0.0, within, RUNS):
+            runs.append(left_out_run(f"f{number}", f"f{number}", effect + error, traits))
     return runs
 
 

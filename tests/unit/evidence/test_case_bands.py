@@ -56,11 +56,8 @@ def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family
 def test_coverage_counts_scored_runs_inside_their_bands_which_no_measurement_moves() -> None:
     band = band_of(case())
     low, high = band.low_s, band.high_s
-    cases = [
-        case("inside", measured_s=low * 1.01),
-        case("outside", measured_s=high * 1.01),
-        case("weak", measured_s=2 * high, evidence="C"),
-    ]
+    cases = [case("inside", measured_s=low * 1.01), case("outside", measured_s=high * 1.01)]
+    cases.append(case("weak", measured_s=2 * high, evidence="C"))
     result = validate_cases(CaseRows(cases), Catalog())
     assert [row["band_s"] for row in result["cases"]] == [[low, high]] * 3
     assert result["summary"]["band_coverage"] == 0.5
@@ -69,9 +66,6 @@ def test_coverage_counts_scored_runs_inside_their_bands_which_no_measurement_mov
 
 def test_every_recorded_group_is_left_out_with_the_constants_of_a_known_device() -> None:
     devices = {name for entry in recorded_errors() for row in entry["families"] for name in row["constants"]}
-    fitted = [
-        Catalog().load("calibration", row["calibration"])
-        for entry in recorded_errors()
-        for row in entry["left_out"]
-    ]
+    rows = [row for entry in recorded_errors() for row in entry["left_out"]]
+    fitted = [Catalog().load("calibration", row["calibration"]) for row in rows]
     assert {getattr(calibration, "chip", "") or calibration.name for calibration in fitted} <= devices

@@ -119,10 +119,10 @@ def test_without_its_only_family_a_constant_is_the_mean_of_those_of_other_stacks
 
 def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None:
     twin = "ceiling_share of some-stack"
-    twins = [
-        replace(run, constants={**AT, twin: 0.9}, slopes={**run.slopes, twin: run.slopes[CEILING]})
-        for run in tangents()
-    ]
+    twins = []
+    for run in tangents():
+        slopes = {**run.slopes, twin: run.slopes[CEILING]}
+        twins.append(replace(run, constants={**AT, twin: 0.9}, slopes=slopes))
     constants = left_out_of(twins).groups[0].constants
     assert constants[CEILING] / AT[CEILING] == pytest.approx(constants[twin] / 0.9, rel=1e-3)
 

@@ -132,11 +132,8 @@ def test_who_measured_a_run_decides_nothing() -> None:
 
 
 def test_a_run_as_users_ask_it_keeps_its_layout_and_batch_and_leaves_out_its_stack() -> None:
-    told = {
-        "training.precision": "fp8",
-        "training.attention": "standard",
-        "training.overlap_grad_reduce": False,
-    }
+    told = {"training.precision": "fp8", "training.attention": "standard"}
+    told |= {"training.overlap_grad_reduce": False}
     runs = [StepCase.model_validate(changed(row)) for row in (told, {"training.precision": "fp8"})]
     described, other = (run.question(Catalog()) for run in runs)
     asked, plain = (run.as_asked(run.question(Catalog())) for run in runs)

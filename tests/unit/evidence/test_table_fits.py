@@ -21,13 +21,8 @@ from perfsim.machines.machine import is_borrowed
 from perfsim.specs.calibration import CollectiveCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec
 
-DEVICE = DeviceSpec(
-    name="some-gpu",
-    kind="gpu",
-    peak={"bf16": 200e12},
-    memory=MemorySpec(capacity=40e9, bandwidth=1.5e12),
-    compute_units=80,
-)
+MEMORY = MemorySpec(capacity=40e9, bandwidth=1.5e12)
+DEVICE = DeviceSpec(name="some-gpu", kind="gpu", peak={"bf16": 200e12}, memory=MEMORY, compute_units=80)
 LINK = LinkSpec(name="some-link", bandwidth=300e9, latency=1e-6)
 
 

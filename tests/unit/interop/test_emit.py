@@ -174,10 +174,8 @@ def test_every_setting_is_written_named_missing_or_refused(planned: Callable[...
 
 def test_block_recomputes_the_layers_that_are_simulated(planned: Callable[..., Plan]) -> None:
     """So many of the first of each virtual stage."""
-    for stages, recomputed in (
-        ("layers_per_stage=10-12-12-10,recompute_every=5", 3),
-        ("recompute_every=8", 2),
-    ):
+    uneven = "layers_per_stage=10-12-12-10,recompute_every=5"
+    for stages, recomputed in ((uneven, 3), ("recompute_every=8", 2)):
         plan = planned(f"tp=4,pp=2,dp=8,vpp=2,schedule=interleaved,recompute=full,{stages}")
         flags = emit("megatron", plan)
         assert f"--recompute-method block\n--recompute-num-layers {recomputed}\n" in flags

@@ -108,9 +108,7 @@ def test_layers_that_no_log_has_are_said_and_widen_the_band_to_a_third(
 
 
 def test_longer_sequences_widen_the_band_by_the_share_of_attention() -> None:
-    widths = [
-        sum(unknown.log_width for unknown in unknowns_of(job("gpt3_xl", length)))
-        for length in (2048, 8192, 131072)
-    ]
+    of_lengths = [unknowns_of(job("gpt3_xl", length)) for length in (2048, 8192, 131072)]
+    widths = [sum(unknown.log_width for unknown in unknowns) for unknowns in of_lengths]
     assert widths[0] == 0.0 < widths[1] < widths[2] < math.log(2.0)
     assert len(unknowns_of(job("gpt3_175b", 4096))) == 1, "said even where attention takes little"

@@ -40,9 +40,8 @@ PROTOCOLS = (protocol("ring", "Simple", 10e-6, 1.0), protocol("tree", "LL", 2e-6
 
 def network_of(**changes: Any) -> calibration.CollectiveCalibration:
     constants = {"efficiency": 0.8, "protocols": PROTOCOLS, "send_recv_latency_s": 20e-6}
-    return calibration.CollectiveCalibration(
-        name="infiniband", network=calibration.NetworkConstants(**(constants | changes))
-    )
+    network = calibration.NetworkConstants(**(constants | changes))
+    return calibration.CollectiveCalibration(name="infiniband", network=network)
 
 
 NETWORK = network_of()
@@ -65,11 +64,8 @@ def of_link(lines: calibration.CollectiveCalibration, bandwidth: float) -> Colle
 
 
 def test_the_fastest_protocol_runs_at_each_size() -> None:
-    short, long = (
-        CollectiveModel.of_node(node())
-        .seconds("all_reduce", np.array([8.0, 8e9]), Group.inside_node(2))
-        .total_s
-    )
+    model = CollectiveModel.of_node(node())
+    short, long = model.seconds("all_reduce", np.array([8.0, 8e9]), Group.inside_node(2)).total_s
     assert short == pytest.approx(1e-6 + 8 / 1e9)
     assert long == pytest.approx(11e-6 + 8e9 / 200e9)
 
@@ -225,10 +221,8 @@ def test_dgx_h100_reaches_the_published_bus_bandwidth_with_sharp_and_without(gro
 def test_an_all_reduce_is_never_slower_for_switches_that_sum_and_other_collectives_do_not_change() -> None:
     sizes = 2.0 ** np.arange(9, 34)
     for group in (Group.inside_node(2), Group.inside_node(8), Group.even(2, 16)):
-        assert np.all(
-            SUMMING.seconds("all_reduce", sizes, group).total_s
-            <= PLAIN.seconds("all_reduce", sizes, group).total_s
-        )
+        summed_s, plain_s = (model.seconds("all_reduce", sizes, group).total_s for model in (SUMMING, PLAIN))
+        assert np.all(summed_s <= plain_s)
         for op in ("all_gather", "reduce_scatter", "all_to_all", "broadcast"):
             assert SUMMING.seconds(op, GIB, group).total_s == PLAIN.seconds(op, GIB, group).total_s
 
@@ -256,13 +250,8 @@ def test_the_time_is_start_up_hops_and_bytes(group: Group, levels: int) -> None:
 
 
 def of_one_ring(protocol: Any = None, **changes: Any) -> CollectiveModel:
-    nic = LinkSpec(
-        name="nic",
-        bandwidth=25e9,
-        latency=2e-6,
-        protocol=protocol,
-        calibration=network_of(protocols=PROTOCOLS[:1], **changes),
-    )
+    network = network_of(protocols=PROTOCOLS[:1], **changes)
+    nic = LinkSpec(name="nic", bandwidth=25e9, latency=2e-6, protocol=protocol, calibration=network)
     return CollectiveModel.of_node(node().model_copy(update={"nic": nic}))
 
 

@@ -83,9 +83,8 @@ def test_a_dead_link_of_a_mesh_sends_messages_another_way() -> None:
 
 def test_rings_across_domains_carry_no_more_than_the_ports_that_they_pass() -> None:
     tree = tree_of("gb300-nvl72", 128)
-    gather = Work(
-        "g", Kind.COMM_COLL, "all_gather", "data_communication", comm_bytes=1e9, group=RankGroup(0, 2, 64)
-    )
+    group = RankGroup(0, 2, 64)
+    gather = Work("g", Kind.COMM_COLL, "all_gather", "data_communication", comm_bytes=1e9, group=group)
     load = network_of(tree).load(gather, ALONE)
     ports = np.isin(load.links, tree.ports)
     assert ports.any()

@@ -128,9 +128,8 @@ def test_links_found_in_bulk_are_a_path_of_lowest_latency(nics: int, oversubscri
 
 def test_what_repeats_is_numbered_as_the_whole_graph_says() -> None:
     topology = fat_tree(9, nics=12, oversubscription=3.0)
-    for link, (kinds, bytes_per_s) in enumerate(
-        zip(topology.edges.kind.tolist(), topology.edges.bytes_per_s.tolist(), strict=True)
-    ):
+    bandwidths = topology.edges.bytes_per_s.tolist()
+    for link, (kinds, bytes_per_s) in enumerate(zip(topology.edges.kind.tolist(), bandwidths, strict=True)):
         a, b = topology.ends(link)
         assert topology.ends(link ^ 1) == (b, a)
         data = topology.graph.edges[a, b, link]

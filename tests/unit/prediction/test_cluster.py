@@ -82,10 +82,8 @@ def test_a_step_without_software_is_predicted_as_run_predicts_it(predicted: list
 
 
 def test_a_scale_that_makes_more_flops_than_the_devices_have_is_serious(tmp_path: Path) -> None:
-    answer = perfsim(
-        "run --model gpt3_xl --system cs-2 --devices 1 --batch 64 --cluster {} --json",
-        on_wafers(tmp_path, scale=0.1),
-    )
+    line = "run --model gpt3_xl --system cs-2 --devices 1 --batch 64 --cluster {} --json"
+    answer = perfsim(line, on_wafers(tmp_path, scale=0.1))
     said = [known for known in json.loads(answer.stdout)["caveats"] if known["code"] == "cluster-scaled"]
     assert said[0]["severity"] == "serious"
     assert said[0]["text"].endswith("an MFU above 100 % cannot be: other software ran its steps")
@@ -185,18 +183,16 @@ def test_a_run_is_stretched_as_a_whole_and_says_by_what(tmp_path: Path) -> None:
     assert scaled["bubble_fraction"] == pytest.approx(plain["bubble_fraction"], abs=1e-9)
     parts = {name: 1.25 * seconds for name, seconds in plain["step_breakdown_s"].items()}
     assert scaled["step_breakdown_s"] == pytest.approx(parts, rel=1e-9, abs=1e-12)
-    assert (
-        "multiplied by 1.25: cluster calibration our-wafers" in perfsim(f"{STEP} --cluster {{}}", path).output
-    )
+    told = perfsim(f"{STEP} --cluster {{}}", path).output
+    assert "multiplied by 1.25: cluster calibration our-wafers" in told
 
 
 def test_a_scale_of_another_framework_warns_and_makes_no_narrow_range(tmp_path: Path) -> None:
     cluster = fit_cluster([measured(tmp_path, case("a", 8, 0.03), case("b", 16, 0.031))])
     assert cluster.frameworks == ("megatron-core-te",)
     asked = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 32, "layout": "dp=8,mbs=1"}
-    same, other = (
-        ps.predict(**asked, cluster=cluster, runtime=name) for name in ("megatron_core", "megatron_2021")
-    )
+    runtimes = ("megatron_core", "megatron_2021")
+    same, other = (ps.predict(**asked, cluster=cluster, runtime=name) for name in runtimes)
     said = [{caveat.code: caveat for caveat in step.caveats}["cluster-scaled"] for step in (same, other)]
     assert [caveat.severity for caveat in said] == ["info", "warning"]
     assert "ran under megatron-core-te" in said[1].text

@@ -98,10 +98,8 @@ def test_messages_on_one_nic_wait_for_each_latency_and_all_bytes(toys: ModuleTyp
     healthy = a100(16, **{"node.nics": 1})
     nic = dict.fromkeys(healthy.edges.of_kind("nic").tolist(), healthy.edges.rated["nic"] / 8)
     works = [(message(toys, rank, 8 + rank, n_bytes), f"gpu{rank}/send") for rank in (0, 1)]
-    usual, thin = (
-        step_of(topology, *works, healthy=healthy)
-        for topology in (healthy, healthy.with_capacities(nic, rate=False))
-    )
+    topologies = (healthy, healthy.with_capacities(nic, rate=False))
+    usual, thin = (step_of(topology, *works, healthy=healthy) for topology in topologies)
     alone_s = usual.costs.duration_s(works[0][0])
     latency_s = usual.costs.latency_s(works[0][0])
     assert 0.0 < latency_s < alone_s

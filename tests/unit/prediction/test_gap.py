@@ -21,9 +21,8 @@ LAYOUT = "tp=2,dp=8,mbs=2,zero=1"
 
 @pytest.fixture(scope="module")
 def question() -> Question:
-    return question_of(
-        {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 16, "batch": 64, "layout": LAYOUT}
-    )
+    asked = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 16, "batch": 64}
+    return question_of(asked | {"layout": LAYOUT})
 
 
 def explained(question: Question, **truth: Any) -> GapExplained:

@@ -32,10 +32,9 @@ def parsed(words: str) -> ParallelLayout:
 
 
 FP32: dict[str, Any] = {"recipe.precision": "fp32"}
-RUNS = [
-    A100._replace(settings=risk.settings_of(layout), degrees=risk.degrees_of(layout))
-    for layout in map(parsed, LAYOUTS)
-]
+RUNS = []
+for layout in map(parsed, LAYOUTS):
+    RUNS.append(A100._replace(settings=risk.settings_of(layout), degrees=risk.degrees_of(layout)))
 
 
 def asked(**given: Any) -> Question:

@@ -17,10 +17,8 @@ from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.work.counts import parameters
 
-WAFERS = [
-    {"model": "gpt3_20b", "system": "cs-2", "devices": 16, "strategy": "weight-streaming", "batch": batch}
-    for batch in (16, 64, 512)
-]
+STREAMED = {"model": "gpt3_20b", "system": "cs-2", "devices": 16, "strategy": "weight-streaming"}
+WAFERS = [STREAMED | {"batch": batch} for batch in (16, 64, 512)]
 GPUS = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
 
 
@@ -40,9 +38,8 @@ def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_the_rows_of_its_
 
 
 def test_gpus_are_told_their_own_waits() -> None:
-    tensor, pipeline = (
-        ps.predict(**GPUS, layout=f"{layout},recompute=full").why for layout in ("tp=8,mbs=1", "pp=8,mbs=2")
-    )
+    layouts = ("tp=8,mbs=1", "pp=8,mbs=2")
+    tensor, pipeline = (ps.predict(**GPUS, layout=f"{layout},recompute=full").why for layout in layouts)
     assert "tensor communication" in tensor.sentence
     assert pipeline.cause == "bubble"
     assert "micro-batches" in pipeline.remedy
@@ -117,9 +114,8 @@ def test_streaming_shows_in_the_simulation_where_the_formula_says(efficiency: fl
     roof = roof_tokens(efficiency * system.device.peak["bf16"], system.weight_bytes, system.io_bytes_per_s)
     assert roof == pytest.approx(tokens, abs=1)
     length = 64
-    above, below = (
-        Prediction.of(run_at(system, round(share * roof / length), length)) for share in (1.04, 0.96)
-    )
+    shares = (1.04, 0.96)
+    above, below = (Prediction.of(run_at(system, round(share * roof / length), length)) for share in shares)
     above_s, below_s = (shown.why.parts_s.get("exposed streaming", 0.0) for shown in (above, below))
     model = below.run.plan.job.model
     load_s = parameters(model).of() * system.weight_bytes / system.io_bytes_per_s

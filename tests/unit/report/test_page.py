@@ -108,10 +108,8 @@ def test_a_figure_of_many_bars_is_compressed_and_can_be_read_back(result: StudyR
 
 
 def test_what_a_verification_got_wrong_is_named_on_page_and_terminal(result: StudyResult) -> None:
-    wrong = {
-        name: dataclasses.replace(own, passed=False, failed=("mlp.up of stage 1",))
-        for name, own in list(result.sampling.items())[:1]
-    }
+    name, own = next(iter(result.sampling.items()))
+    wrong = {name: dataclasses.replace(own, passed=False, failed=("mlp.up of stage 1",))}
     known = dataclasses.replace(result, sampling=wrong)
     said = "WRONG (mlp.up of stage 1)"
     assert said in " ".join(study_lines(known))

@@ -109,12 +109,6 @@ def test_a_sweep_of_many_machines_tells_the_fastest_but_no_efficiency_of_one_poi
     assert "fficiency" not in " ".join(sweep_lines(own))
     alone = replace(own, points=tuple(replace(point, settings={}) for point in own.points[:1]))
     (scaling,) = (part for part in sweep_page(alone).sections if part.heading == "Scaling")
-    assert scaling.table.heads() == [
-        "series",
-        "devices",
-        "batch",
-        "on the wall (days)",
-        "layout",
-        "limited by",
-    ]
+    heads = ["series", "devices", "batch", "on the wall (days)", "layout", "limited by"]
+    assert scaling.table.heads() == heads
     assert scaling.figure is None, "points on one number of devices lie on one another"

@@ -64,10 +64,8 @@ def test_a_band_is_narrow_and_digits_of_large_numbers_stay_apart() -> None:
     table = Table.of(
         {"what": None, "days": NUMBER}, [["a", Cell(value, (value, value))] for value in (1450, 5.64e6)]
     )
-    assert [line.split()[1:] for line in table.lines()[-2:]] == [
-        ["1450", "(1450-1450)"],
-        ["5,640,000", "(5,640,000-5,640,000)"],
-    ]
+    said = [["1450", "(1450-1450)"], ["5,640,000", "(5,640,000-5,640,000)"]]
+    assert [line.split()[1:] for line in table.lines()[-2:]] == said
     assert [FEW.text(value) for value in (0.4321, 18615.2)] == ["0.432", "18,615"]
 
 

@@ -70,9 +70,8 @@ def test_models_of_wafer_logs_are_left_out_in_text_and_page(repository: Path, tm
     assert "with evidence C: not scored, not listed." in " ".join(answer.output.split())
     (row,) = (line for line in answer.output.splitlines() if line.startswith("all runs"))
     written = (tmp_path / "validation.md").read_text(encoding="utf-8")
-    (heads, *_, scored) = (
-        line.split(" | ") for line in written.splitlines() if line.startswith(("| family", "| all runs"))
-    )
+    rows = (line.split(" | ") for line in written.splitlines() if line.startswith(("| family", "| all runs")))
+    (heads, *_, scored) = rows
     assert f" {scored[heads.index('left out')]} " in row
     outside = [line.rsplit("|", 2)[1] for line in written.splitlines() if "| C, batch inferred |" in line]
     assert outside

@@ -42,11 +42,8 @@ def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: Stu
 
 
 def test_what_a_question_changes_is_told_as_it_is_asked_and_so_is_the_software(spec: StudySpec) -> None:
-    asked = {
-        "recipe.tokens": 3e11,
-        "system.swarmx.bandwidth": "50 GB/s",
-        "system.device.memory.capacity": "30 GB",
-    }
+    memory = {"system.device.memory.capacity": "30 GB"}
+    asked = {"recipe.tokens": 3e11, "system.swarmx.bandwidth": "50 GB/s", **memory}
     told = assumptions_of(changed_study(spec, asked | {"as_of": "2022-12"}, default_catalog()))
     values = {(row.topic, row.name, row.value) for row in told if row.source == "given by the question"}
     assert values == {
@@ -56,7 +53,6 @@ def test_what_a_question_changes_is_told_as_it_is_asked_and_so_is_the_software(s
     }
     software = {row.value for row in told if row.name == "software"}
     assert software == {"runtime megatron_2021", "software release r1.6"}
-    within = {
-        row.name for row in assumptions_of(load_study("sparse_pretraining")) if "own file" in row.source
-    }
+    written = assumptions_of(load_study("sparse_pretraining"))
+    within = {row.name for row in written if "own file" in row.source}
     assert "weight_sparsity" in within, "a recipe that is written in the study"

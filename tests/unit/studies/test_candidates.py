@@ -50,9 +50,8 @@ def test_runtimes_of_one_machine_are_told_apart_in_a_study_and_in_a_sweep(tmp_pa
     assert fused.label == f"{plain.label}, fused"
     assert fused.step_time_s < plain.step_time_s
     grid = tmp_path / "grid.yaml"
-    grid.write_text(
-        "title: t\nstudy: small.yaml\ngrid: {runtime.overlap_tensor: [false, true]}\n", encoding="utf-8"
-    )
+    swept = "{runtime.overlap_tensor: [false, true]}"
+    grid.write_text(f"title: t\nstudy: small.yaml\ngrid: {swept}\n", encoding="utf-8")
     points = load_sweep(str(grid)).points
     assert [tuple(point.settings.items()) for point in points] == [
         (("runtime", name), ("runtime.overlap_tensor", overlaps))
@@ -100,9 +99,8 @@ def test_a_wrong_layout_or_ratio_is_refused_at_its_line(tmp_path: Path, given: s
 
 
 def test_words_of_a_layout_may_be_of_an_object_and_leave_out_layers_of_stages(tmp_path: Path) -> None:
-    (written_out,) = loaded(
-        tmp_path, f'{GPUS}, layout: "pp=4,dp=2,mbs=1,layers_per_stage=7-6-6-5"'
-    ).candidates
+    words = "pp=4,dp=2,mbs=1,layers_per_stage=7-6-6-5"
+    (written_out,) = loaded(tmp_path, f'{GPUS}, layout: "{words}"').candidates
     assert written_out.layout_words == "pp=4 dp=2 mbs=1"
     layout = ParallelLayout(tensor=8, micro_batch_size=2, sequence_parallel=True)
     candidate = CandidateSpec(strategy="3d", system=written_out.system, devices=(8,), layout=layout)
@@ -206,11 +204,8 @@ def test_illegal_layouts_are_refused_together_at_their_lines_where_none_can_be_r
 
 
 def test_every_mistake_of_a_file_is_said_at_once_and_once(tmp_path: Path) -> None:
-    wrong = [
-        f'{GPUS}, layout: "tp=3q"'.replace("[8]", '"8"'),
-        f'{GPUS}, layout: "schedule=ZB-H1"',
-        GPUS.replace("3d", "fsdp"),
-    ]
+    wrong = [f'{GPUS}, layout: "tp=3q"'.replace("[8]", '"8"'), f'{GPUS}, layout: "schedule=ZB-H1"']
+    wrong.append(GPUS.replace("3d", "fsdp"))
     changes = {"[32]": "[16, -4, x]", "gpt3_xl": "gpt3_xx"}
     said = refusal(tmp_path, *wrong, more="convergence: {law: cst}", **changes)
     places = [f"{problem.line}:{problem.column}" for problem in said]
@@ -273,9 +268,8 @@ def test_terminal_and_page_say_the_rate_of_production_and_the_parts_of_a_wall_cl
     assert rate in page.note
     assert "The whole run" in [section.heading for section in page.sections]
     assert any("Starting points from published laws: " in section.lead for section in page.sections)
-    own = run_study(
-        loaded(tmp_path, GPUS, f"{WAFER}, wall_clock: {{queue: {{low: 1 h, typical: 1 d, high: 60 d}}}}")
-    )
+    queue = "wall_clock: {queue: {low: 1 h, typical: 1 d, high: 60 d}}"
+    own = run_study(loaded(tmp_path, GPUS, f"{WAFER}, {queue}"))
     assert "queue of the study's own wall clock" in {lever.name for lever in own.decision.levers}
     plain = run_study(loaded(tmp_path, WAFER, more="production: none"))
     assert "of the rate" not in " ".join(study_lines(plain))

@@ -50,13 +50,8 @@ class Cluster:
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, *command],
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                env={**os.environ, **environment},
-            )
+            given = {"stdout": log, "stderr": log, "cwd": self.folder, "env": {**os.environ, **environment}}
+            return subprocess.Popen([sys.executable, *command], **given)
 
     def add_worker(self, **environment: str) -> None:
         options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", str(self.folder))

@@ -61,10 +61,8 @@ def test_gpus_gain_nothing_from_the_sparse_phase(study_of: Make) -> None:
 
 def test_a_stored_point_keeps_its_time_of_phases(write_sweep: Callable[[str], Path], tmp_path: Path) -> None:
     changes = {"recipe.later": [{"tokens": DENSE_TOKENS}]}
-    runs = [
-        ps.sweep(str(write_sweep("  devices: [1]")), changes=changes, folder=tmp_path / "kept")
-        for _ in range(2)
-    ]
+    path = str(write_sweep("  devices: [1]"))
+    runs = [ps.sweep(path, changes=changes, folder=tmp_path / "kept") for _ in range(2)]
     (first,), (again,) = (run.points for run in runs)
     assert sum(first.prediction.time.later_s) > 0
     assert first.prediction.time_to_accuracy_s == again.prediction.time_to_accuracy_s

@@ -41,9 +41,8 @@ def quick(spec: StudySpec) -> StudySpec:
     """One batch, one wafer and no sampling: for questions that need no more."""
     wafer = spec.candidates[1].model_copy(update={"devices": (1,)})
     sampling = spec.sampling.model_copy(update={"tasks": 0})
-    return spec.model_copy(
-        update={"batch_sizes": (48,), "candidates": (spec.candidates[0], wafer), "sampling": sampling}
-    )
+    candidates = (spec.candidates[0], wafer)
+    return spec.model_copy(update={"batch_sizes": (48,), "candidates": candidates, "sampling": sampling})
 
 
 def named(candidates: Sequence[Answer]) -> list[tuple[str, str, int]]:
@@ -65,9 +64,8 @@ def test_each_candidate_stands_at_its_best_batch_with_figures_that_agree(run: St
         assert candidate.step_time_s == best.step_time_s, "the simulated step replaces the screened one"
         tokens = candidate.global_batch_size * run.seq_length
         assert candidate.tokens_per_s * candidate.step_time_s == pytest.approx(tokens, rel=1e-12)
-        assert candidate.steps * candidate.step_time_s == pytest.approx(
-            candidate.time_to_accuracy_s, rel=1e-12
-        )
+        whole_s = candidate.steps * candidate.step_time_s
+        assert whole_s == pytest.approx(candidate.time_to_accuracy_s, rel=1e-12)
         assert candidate.steps * tokens >= run.target_tokens, "no batch needs fewer than D_min"
         assert sum(candidate.breakdown_s.values()) == pytest.approx(candidate.step_time_s, rel=1e-9)
         low, high = candidate.time_to_accuracy_band_s

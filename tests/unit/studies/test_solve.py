@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -171,12 +172,10 @@ def test_a_family_meets_the_published_rows(base: str, rows: dict[str, int]) -> N
 
 
 def test_a_price_is_found_with_one_answer(study_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        solving, "answer_point", lambda point, **_: asked.append(point) or answer_point(point)
-    )
+    asked = Mock(wraps=answer_point)
+    monkeypatch.setattr(solving, "answer_point", asked)
     answer = ps.solve(priced(study_of(), PRICES), find="price.device_hour", such_that="cost <= 1e4")
-    assert len(asked) == 1 < len(answer.sweep.points) == len(next(iter(answer.tried.values())))
+    assert asked.call_count == 1 < len(answer.sweep.points) == len(next(iter(answer.tried.values())))
 
 
 def test_a_value_whose_neighbours_are_refused_is_found_once_without_a_range(study_of: Make) -> None:

@@ -31,10 +31,8 @@ def test_points_are_the_product_in_the_order_of_the_grid(write_sweep: Write) -> 
 
 
 def test_a_field_that_a_system_does_not_have_leaves_its_points_alone(write_sweep: Write) -> None:
-    grid = (
-        MACHINES
-        + "  system.node.nic.bandwidth: [100 Gb/s, 200 Gb/s]\n  system.memoryx.server.bandwidth: [1 TB/s]"
-    )
+    rates = "  system.node.nic.bandwidth: [100 Gb/s, 200 Gb/s]\n  system.memoryx.server.bandwidth: [1 TB/s]"
+    grid = MACHINES + rates
     points = load_sweep(str(write_sweep(grid))).points
     assert [(point.num_devices, dict(point.settings)) for point in points] == [
         (8, {"system.node.nic.bandwidth": "100 Gb/s"}),
@@ -136,8 +134,7 @@ def test_an_unknown_study_is_refused_with_the_nearest_name_and_a_study_is_no_swe
 
 
 def test_the_capacity_sweep_covers_the_machines_that_its_title_promises() -> None:
-    machines = [
-        (point.candidate.system.name, point.num_devices) for point in load_sweep("capacity_20b").points
-    ]
+    points = load_sweep("capacity_20b").points
+    machines = [(point.candidate.system.name, point.num_devices) for point in points]
     gpus = [("dgx-a100-80gb", 2**power) for power in range(3, 11)]
     assert machines == [*gpus, *(("cs-2", 2**power) for power in range(7))]

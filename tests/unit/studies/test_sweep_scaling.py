@@ -47,9 +47,9 @@ def renamed(point: PointResult, name: str, factor: float) -> PointResult:
 
 def in_days(points: Iterable[PointResult], *days: float) -> list[PointResult]:
     """The same points with steps that make them take so many days."""
+    seconds = (number * 86400 for number in days)
     return [
-        at_speed(point, number * 86400 / point.target_time.time_s)
-        for point, number in zip(points, days, strict=True)
+        at_speed(one, takes_s / one.target_time.time_s) for one, takes_s in zip(points, seconds, strict=True)
     ]
 
 

@@ -69,9 +69,8 @@ def test_what_a_machine_is_said_not_to_read_changes_nothing_of_its_step(asked: d
     question = question_of(asked)
     answers = {}
     machine = question.machine
-    paths = (
-        machine.unread if machine.has_host(question.system) else machine.unread + machine.unread_without_host
-    )
+    paths = machine.unread
+    paths += () if machine.has_host(question.system) else machine.unread_without_host
     for path in ("", *paths):
         run = best_plan(otherwise(question, path) if path else question)
         answers[path] = run.step_time_s, run.plan.layout, run.plan.memory
@@ -87,12 +86,9 @@ def test_what_all_candidates_share_is_for_those_that_read_it(tmp_path: Path) -> 
     path = tmp_path / "mixed.yaml"
     path.write_text(f"{STUDY}runs_on: megatron\n", encoding="utf-8")
     assert [point.question.runs_on for point in load_study(str(path)).points][:2] == ["megatron", None]
+    wafers = load_study("gpt3_20b").compared(["weight-streaming"])
     with pytest.raises(InputError, match="cuda_graph changes nothing on cs-2"):
-        changed_study(
-            load_study("gpt3_20b").compared(["weight-streaming"]),
-            {"runtime.cuda_graph": True},
-            default_catalog(),
-        )
+        changed_study(wafers, {"runtime.cuda_graph": True}, default_catalog())
 
 
 @pytest.mark.parametrize(

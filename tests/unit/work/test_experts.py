@@ -23,12 +23,8 @@ E = 16
 K = 4
 F = 512
 SHARED = 1024
-EXPERTS: dict[str, Any] = {
-    "num_experts": E,
-    "top_k": K,
-    "ffn_hidden_size": F,
-    "shared_ffn_hidden_size": SHARED,
-}
+EXPERTS: dict[str, Any] = {"num_experts": E, "top_k": K, "ffn_hidden_size": F}
+EXPERTS |= {"shared_ffn_hidden_size": SHARED}
 LATENT: dict[str, Any] = {
     "q_lora_rank": 384,
     "kv_lora_rank": 128,

@@ -111,10 +111,8 @@ def test_the_batch_that_hides_weights_grows_by_all_over_active_weights() -> None
     experts = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": dense.ffn_hidden_size}
     sparse_model = dense.with_(experts=experts)
     system = ps.Catalog().system("cs-3", **{"device.calibration.row_s": "0 s"})
-    plain, sparse = (
-        ps.predict(model=model, system=system, devices=1, batch=16).why.streaming_roof
-        for model in (dense, sparse_model)
-    )
+    asked = {"system": system, "devices": 1, "batch": 16}
+    plain, sparse = (ps.predict(model=model, **asked).why.streaming_roof for model in (dense, sparse_model))
     counts = parameters(sparse_model)
     kind = LayerKind(experts=True)
     expected = counts.matrices_of(kind) / counts.matrices_of(kind, active=True)
@@ -124,10 +122,7 @@ def test_the_batch_that_hides_weights_grows_by_all_over_active_weights() -> None
 
 def test_no_published_run_on_wafers_has_experts_and_the_band_says_so() -> None:
     job = Job(CATALOG.model("mixtral_8x7b"), CATALOG.recipe("gpt3_pretraining"), 8)
-    (unknown,) = (
-        unknown
-        for unknown in WaferCluster().unknowns(CATALOG.system("cs-2"), job, 1)
-        if unknown.code == "experts-outside"
-    )
+    unknowns = {known.code: known for known in WaferCluster().unknowns(CATALOG.system("cs-2"), job, 1)}
+    unknown = unknowns["experts-outside"]
     assert 0.4 < unknown.log_width < 0.7
     assert "all 8 experts of a layer" in unknown.words

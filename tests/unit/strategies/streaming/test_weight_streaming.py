@@ -104,10 +104,9 @@ def test_what_a_choice_of_the_system_refuses_says_so(model: str, path: str, valu
     catalog = default_catalog()
     job = Job(catalog.model(model), catalog.recipe("llm_2021"), 128)
     layout = StreamingLayout(recompute="full", recompute_layers=1, spill=True)
+    topology = toys.topology(1, catalog.system("cs-2", **{path: value}))
     with pytest.raises(MemoryCapacityError, match=f"needs .* try {advice}"):
-        strategy("weight-streaming").plan(
-            job, toys.topology(1, catalog.system("cs-2", **{path: value})), layout
-        )
+        strategy("weight-streaming").plan(job, topology, layout)
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,8 @@ def peak_live_bytes(trace: Trace, names: Collection[str] | None = None) -> dict[
                 born = (trace.start_s[task.id], 1, written.n_bytes)
                 changes[holder[tensor]] += [born, (dead_s[tensor], 0, -written.n_bytes)]
     owners = dict.fromkeys(owner for stream in trace.graph.streams for owner in owners_of(stream))
-    return {
-        owner: max(accumulate(change for *_, change in sorted(changes[owner])))
-        for owner in owners
-        if owner in changes
-    }
+    changed = {owner: sorted(changes[owner]) for owner in owners if owner in changes}
+    return {owner: max(accumulate(change for *_, change in rows)) for owner, rows in changed.items()}
 
 
 def _holders(graph: TaskGraph, tasks: list[Task]) -> dict[int, str]:

@@ -192,9 +192,8 @@ def test_one_group_of_all_replicas_is_plain_sharding() -> None:
 
 def owned(size: int, **runtime: Any) -> Replicas:
     recipe = toys.recipe()
-    recipe = recipe.model_copy(
-        update={"runtime": recipe.runtime.model_copy(update={"states": "owner_broadcast", **runtime})}
-    )
+    runtime = recipe.runtime.model_copy(update={"states": "owner_broadcast", **runtime})
+    recipe = recipe.model_copy(update={"runtime": runtime})
     model = toys.model()
     count = float(parameters(model).total)
     return Replicas(recipe, RankGroup(0, 1, size), "", count, 1, model=model)

@@ -143,9 +143,8 @@ def test_joined_passes_hide_rows_behind_compute_but_none_behind_itself(joined: P
     graph = plans[0].graph()
     seconds = price(graph, machine_of(plans[0].system).costs(plans[0].topology, plans[0].job.recipe))
     steps = len(graph.step_ends)
-    busy_s = {
-        stream: seconds[graph.stream == number].sum() / steps for number, stream in enumerate(graph.streams)
-    }
+    streams = enumerate(graph.streams)
+    busy_s = {stream: seconds[graph.stream == number].sum() / steps for number, stream in streams}
     travels_s = busy_s["gpu0/nccl-experts"]
     assert max(travels_s, busy_s["gpu0/compute"]) <= joined_s < apart_s
     assert apart_s - joined_s >= 0.7 * min(travels_s, busy_s["gpu0/compute"])

@@ -110,9 +110,8 @@ def test_a_step_bound_by_the_link_takes_the_bytes_of_its_copies() -> None:
 
 
 def test_with_a_fast_host_the_step_is_that_without_offload() -> None:
-    on = toys.gpu_cluster(
-        host=toys.host(link_bytes_per_s=1e15).model_copy(update={"optimizer_fraction": 1.0})
-    )
+    host = toys.host(link_bytes_per_s=1e15).model_copy(update={"optimizer_fraction": 1.0})
+    on = toys.gpu_cluster(host=host)
     on.node.host.memory.__dict__["bandwidth"] = 1e18
     without = replace(INFINITY, offload_optimizer="none", offload_param="none")
     trace, _ = run(toys.job(8), INFINITY, on)
@@ -186,9 +185,8 @@ def test_offload_is_not_compute_and_its_remedies_do_not_ask_for_what_is_there() 
     parts = answer.why.parts_s
     seconds = answer.breakdown_s
     assert parts["exposed offload"] == seconds["offload"] > 0.0
-    assert parts["compute"] == pytest.approx(
-        sum(seconds[name] for name in ("forward", "backward", "recompute"))
-    )
+    computed_s = sum(seconds[name] for name in ("forward", "backward", "recompute"))
+    assert parts["compute"] == pytest.approx(computed_s)
     assert seconds["data_communication"] < 0.02 * answer.step_time_s, "one rank launches and sends nothing"
     assert answer.why.cause in ("optimizer", "exposed offload")
     assert "ZeRO 1" not in answer.why.remedy

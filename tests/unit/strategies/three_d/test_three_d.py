@@ -171,10 +171,8 @@ def test_with_equal_passes_the_step_is_its_work_and_the_published_bubble(
 
 
 def test_a_tied_embedding_on_two_ranks_makes_them_end_together() -> None:
-    untied, tied = (
-        both_s(toys.plan("3d", toys.job(16, tied_embeddings=tied), scheduled("zb2p")))
-        for tied in (False, True)
-    )
+    plans = (toys.plan("3d", toys.job(16, tied_embeddings=tied), scheduled("zb2p")) for tied in (False, True))
+    untied, tied = map(both_s, plans)
     late_start_of_the_last_stage = 3 * 2.0
     assert tied == pytest.approx((untied[0] + late_start_of_the_last_stage,) * 2)
     assert untied[0] == pytest.approx(untied[1])
