@@ -136,8 +136,8 @@ def test_every_wait_of_a_stream_is_ended_by_a_task_of_another_stream_that_it_nee
     graph = graph_of(table, RankGroup(0, 1, 2), STREAMS)
     trace = simulate(graph, drawn_durations(data, graph, values), taken, SCARCE, beside_of(data)).scaled(1.1)
     for task, before in enumerate(trace.waited_for.tolist()):
-        before = np.flatnonzero(graph.stream[:task] == graph.stream[task])
-        free_s = max([0.0, *trace.end_s[before]])
+        earlier = np.flatnonzero(graph.stream[:task] == graph.stream[task])
+        free_s = max([0.0, *trace.end_s[earlier]])
         assert (before >= 0) == (trace.start_s[task] > free_s)
         if before >= 0:
             assert before in graph.dependencies.row(task)
