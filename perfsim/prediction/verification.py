@@ -403,7 +403,8 @@ def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: "np.random.
         x, w = left.astype(np.float32), right.astype(np.float32)
         if shard.divided == "streamed" and depth == "k":
             # Weights arrive a row at a time, and each is added to the sums before.
-            return np.add.accumulate(x[:, :, None] * w[None], axis=1)[:, -1].astype(np.float64)
+            products = np.multiply(x.T[:, :, None], w[:, None], order="C")
+            return np.asarray(np.add.reduce(products, axis=0), dtype=np.float64)
         result = np.full((len(rows), len(columns)), np.nan if cut in (row, column) else 0.0, dtype=np.float32)
         for part in range(parts):
             held = slice(part * size_of_part, (part + 1) * size_of_part)

@@ -11,9 +11,8 @@ from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.base.arrays import Ints
+from perfsim.base.arrays import Ids, Ints
 from perfsim.base.errors import GraphError
 from perfsim.work.graph import WHOLE_DEVICE, Ragged, TaskGraph, Work, offsets, rank_of
 
@@ -81,10 +80,10 @@ class _Tasks:
         self.tensor_ends.append(self.num_tensors)
         return handles
 
-    def arrays(self) -> dict[str, Ints]:
-        columns = dict(zip(_ROW, np.array(self.rows, dtype=np.int64).reshape(-1, len(_ROW)).T, strict=True))
+    def arrays(self) -> dict[str, Ids]:
+        columns = dict(zip(_ROW, np.array(self.rows, dtype=np.int32).reshape(-1, len(_ROW)).T, strict=True))
         lists = {"reads": self.reads, "after": self.after}
-        return columns | {name: np.array(values, dtype=np.int64) for name, values in lists.items()}
+        return columns | {name: np.array(values, dtype=np.int32) for name, values in lists.items()}
 
 
 class Template(_Tasks):
@@ -161,7 +160,7 @@ class GraphBuilder(_Tasks):
 
     def __init__(self) -> None:
         super().__init__({}, {})
-        self._chunks: list[dict[str, Ints]] = []
+        self._chunks: list[dict[str, Ids]] = []
         """Columns of all tasks before `rows`."""
         self._step_ends: list[int] = []
         self._width = 1
@@ -227,8 +226,8 @@ class GraphBuilder(_Tasks):
         if not self._step_ends or self._step_ends[-1] != self.first_task:
             self.end_step()
 
-        def column(name: str) -> NDArray[np.int32]:
-            return np.concatenate([chunk[name] for chunk in self._chunks]).astype(np.int32)
+        def column(name: str) -> Ids:
+            return np.concatenate([chunk[name] for chunk in self._chunks])
 
         return TaskGraph(
             works=tuple(self.work_ids),
@@ -245,13 +244,13 @@ class GraphBuilder(_Tasks):
         )
 
 
-def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, Ints]:
+def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, Ids]:
     """The columns of the `count` tasks of all slots."""
     templates = stamped.templates
     recorded = [template.arrays() for template in templates]
     rows_of = [np.flatnonzero(slots.template == number) for number in range(len(templates))]
     begin = stamped.first_task - (stamped.first_task[0] if len(stamped.first_task) else 0)
-    columns = {name: np.empty(count, dtype=np.int64) for name in _ROW}
+    columns = {name: np.empty(count, dtype=np.int32) for name in _ROW}
     for template, of, rows in zip(templates, recorded, rows_of, strict=True):
         where = begin[rows][:, None] + np.arange(len(template))
         for name in _SINGLE:
@@ -261,9 +260,9 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
         columns["tag"][where] = slots.tag[rows][:, None]
     for name, lengths in (("reads", "num_reads"), ("after", "num_after")):
         is_task = name == "after"
-        first = stamped.first_task if is_task else stamped.first_tensor
+        first = (stamped.first_task if is_task else stamped.first_tensor).astype(np.int32)
         start = offsets(columns[lengths])
-        columns[name] = np.empty(int(start[-1]), dtype=np.int64)
+        columns[name] = np.empty(int(start[-1]), dtype=np.int32)
         behind: dict[str, Ints] = {}
         for template, of, rows in zip(templates, recorded, rows_of, strict=True):
             local = of[name]
@@ -319,8 +318,8 @@ def _turns(template: Template, ends: Sequence[bool], first: int) -> Iterator[lis
 
 
 def _reordered(
-    columns: dict[str, Ints], order: Ints, first_task: int, first_tensor: int
-) -> tuple[dict[str, Ints], Ints]:
+    columns: dict[str, Ids], order: Ints, first_task: int, first_tensor: int
+) -> tuple[dict[str, Ids], Ints]:
     """Tasks in another order, and the handles of their tensors; both are numbered from the first."""
     writes = columns["num_writes"]
     new_task = np.empty_like(order)
@@ -333,8 +332,7 @@ def _reordered(
         own = values >= first
         values[own] = new[values[own] - first] + first
         starts = offsets(columns[f"num_{name}"])
-        rows = Ragged(starts.astype(np.int32), values.astype(np.int32)).rows(order)
-        moved[name] = rows.values.astype(np.int64)
+        moved[name] = Ragged(starts.astype(np.int32), values).rows(order).values
     return moved, new_tensor + first_tensor
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Bools, Ids, Ints
+from perfsim.base.compiled import Compiled
 from perfsim.base.errors import GraphError
 from perfsim.work.kernels import Kernel
 
@@ -45,10 +46,10 @@ class Ragged(NamedTuple):
     @classmethod
     def grouped(cls, values: Ids | Ints, keys: Ids | Ints, rows: int) -> Ragged:
         """Values by their keys, which number the rows, in their order."""
-        few = rows <= np.iinfo(np.uint16).max  # NumPy sorts 16-bit integers by radix
-        order = np.argsort(keys.astype(np.uint16) if few else keys, kind="stable")
-        start = offsets(np.bincount(keys, minlength=rows))
-        return cls(start.astype(np.int32), values[order].astype(np.int32))
+        start = offsets(np.bincount(keys, minlength=rows)).astype(np.int32)
+        grouped = np.empty(len(values), dtype=np.int32)
+        _group(values.astype(np.int32), keys.astype(np.int32), start[:-1].copy(), grouped)
+        return cls(start, grouped)
 
     def row(self, index: int) -> tuple[int, ...]:
         return tuple(self.values[self.start[index] : self.start[index + 1]].tolist())
@@ -62,6 +63,14 @@ class Ragged(NamedTuple):
         start = offsets(counts)
         where = np.arange(int(start[-1])) + np.repeat(self.start[indices] - start[:-1], counts)
         return Ragged(start.astype(np.int32), self.values[where])
+
+
+@Compiled
+def _group(values: Ids, keys: Ids, place: Ids, grouped: Ids) -> None:
+    """Put each value where the next of its key belongs, which moves that place."""
+    for value, key in zip(values, keys):  # noqa: B905 (`strict` does not compile)
+        grouped[place[key]] = value
+        place[key] += 1
 
 
 def offsets(lengths: NDArray[np.integer] | Bools) -> Ints:
@@ -234,6 +243,51 @@ class Task(NamedTuple):
         return f"{self.work.name}{suffix}"
 
 
+@Compiled
+def _precede(stream: Ids, last: Ids, before: Ids) -> None:
+    """Fill in the task before each one on its stream; `last` is -1 for every stream."""
+    for task in range(len(stream)):
+        before[task] = last[stream[task]]
+        last[stream[task]] = task
+
+
+@Compiled
+def _depend(sources: tuple[Ragged, Ragged], stream: Ids, before: Ids, start: Ids, found: Ids) -> None:
+    """Fill in the dependencies of each task, ascending and each once, and where its row of `found` starts.
+
+    Where a task has a source that is not before it, the last of `start` becomes the complement of the task.
+    """
+    end = 0
+    for task in range(len(stream)):
+        start[task] = end
+        if before[task] >= 0:
+            found[end] = before[task]
+            end += 1
+        for waits in sources:
+            for place in range(waits.start[task], waits.start[task + 1]):
+                source = waits.values[place]
+                if source >= task:
+                    start[-1] = ~task
+                    return
+                # Program order implies all others on the same stream.
+                if stream[source] != stream[task]:
+                    end = _inserted(source, found, start[task], end)
+    start[len(stream)] = end
+
+
+def _inserted(value: int, values: Ids, first: int, end: int) -> int:
+    """The end of an ascending row without repeats after a value has joined it."""
+    place = end
+    while place > first and values[place - 1] > value:
+        place -= 1
+    if place > first and values[place - 1] == value:
+        return end
+    for moved in range(end, place, -1):
+        values[moved] = values[moved - 1]
+    values[place] = value
+    return end + 1
+
+
 @dataclass(frozen=True)
 class TaskGraph:
     """Tasks of one or several optimizer steps, as columns.
@@ -323,48 +377,28 @@ class TaskGraph:
     @cached_property
     def stream_predecessor(self) -> Ids:
         """The task before each one on its stream; -1 for the first."""
-        order = self.by_stream.values
-        same = self.stream[order[1:]] == self.stream[order[:-1]]
-        before = np.full(len(self), -1, dtype=np.int32)
-        before[order[1:][same]] = order[:-1][same]
+        before = np.empty(len(self), dtype=np.int32)
+        _precede(self.stream, np.full(len(self.streams), -1, dtype=np.int32), before)
         return before
 
     @cached_property
-    def sources(self) -> tuple[Ragged, Ragged]:
-        """Data and control dependencies of each task. Raises GraphError for one that is later or missing."""
+    def dependencies(self) -> Ragged:
+        """Dependencies of each task by data, control and program order, without repeats, ascending.
+
+        Raises GraphError for one that is later or missing.
+        """
         reads = self.reads.values
         exists = (reads >= 0) & (reads < self.num_tensors)
         if not np.all(exists):
             bad = self.task(int(self.reads.row_of_value[np.argmin(exists)]))
             raise GraphError(f"task {bad.name} on {bad.stream} reads a tensor that nothing writes")
-        sources = (Ragged(self.reads.start, self.writer[reads]), self.after)
-        for source in sources:
-            late = source.values >= source.row_of_value
-            if np.any(late):
-                bad = self.task(int(source.row_of_value[np.argmax(late)]))
-                raise GraphError(f"task {bad.name} waits for a task added after it")
-        return sources
-
-    @cached_property
-    def dependencies(self) -> Ragged:
-        """Dependencies of each task by data, control and program order, without repeats, ascending."""
-        program = np.flatnonzero(self.stream_predecessor >= 0)
-        by_data = [(source.row_of_value, source.values) for source in self.sources]
-        task_ids, waits_for = (
-            np.concatenate(column).astype(np.int64)
-            for column in zip(*by_data, (program, self.stream_predecessor[program]), strict=True)
-        )
-        # A dependency on an earlier task of the same stream is implied by program order and left out.
-        on_stream = self.stream[task_ids] == self.stream[waits_for]
-        implied = on_stream & (self.stream_predecessor[task_ids] != waits_for)
-        # One key per (task, dependency): sorting orders them and finds repeats.
-        pairs = (task_ids << 32 | waits_for)[~implied]
-        pairs.sort(kind="stable")
-        first = np.ones(len(pairs), dtype=bool)
-        np.not_equal(pairs[1:], pairs[:-1], out=first[1:])
-        pairs = pairs[first]
-        start = offsets(np.bincount(pairs >> 32, minlength=len(self)))
-        return Ragged(start.astype(np.int32), pairs.astype(np.int32))  # the lower half of each
+        data = Ragged(self.reads.start, self.writer[reads])
+        start = np.empty(len(self) + 1, dtype=np.int32)
+        found = np.empty(len(reads) + len(self.after.values) + len(self), dtype=np.int32)
+        _depend((data, self.after), self.stream, self.stream_predecessor, start, found)
+        if start[-1] < 0:
+            raise GraphError(f"task {self.task(~int(start[-1])).name} waits for a task added after it")
+        return Ragged(start, found[: start[-1]].copy())
 
     @cached_property
     def successors(self) -> Ragged:
