@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Bools, Floats, Ints
+from perfsim.base.arrays import Bools, Floats, Ids, Ints
 from perfsim.base.compiled import Compiled
 from perfsim.engine import rules
 from perfsim.engine.rules import fill, reached
@@ -21,13 +21,13 @@ longest_path = Compiled(rules.longest_path)
 class _State(NamedTuple):
     """What changes while a graph is followed, allocated before, since the loops allocate nothing."""
 
-    missing: Ints
+    missing: Ids
     """How many tasks every task still waits for."""
-    ready: Ints
+    ready: Ids
     """A stack of tasks that may start or, after their latency, send."""
-    ends: Ints
+    ends: Ids
     """A heap of the tasks that have an end, by this end and then by number."""
-    place: Ints
+    place: Ids
     """Of every task in the heap; -1: it is not there."""
     due_s: Floats
     """The end of every task in the heap."""
@@ -36,12 +36,12 @@ class _State(NamedTuple):
     is_sending: Bools
     rate: Floats
     since_s: Floats
-    after: Ints
-    before: Ints
+    after: Ids
+    before: Ids
     """The next and the previous task of each one's group."""
-    fresh: Ints
+    fresh: Ids
     """Tasks that begin at this instant and have no rate yet."""
-    head: Ints
+    head: Ids
     """The first task of each group: of each flow, then of each device; their rates are set together."""
     changed_flow: Ints
     is_changed: Bools
@@ -58,31 +58,31 @@ class _State(NamedTuple):
         flows = len(tables.bytes_per_s)
         devices = tables.num_devices
 
-        def numbers(*shape: int, value: int = 0) -> Ints:
-            return np.full(shape, value, dtype=np.int64)
+        def ids(count: int, value: int = 0) -> Ids:
+            return np.full(count, value, dtype=np.int32)
 
         def no(count: int) -> Bools:
             return np.zeros(count, dtype=np.bool_)
 
         return cls(
             missing=tables.missing.copy(),
-            ready=numbers(tasks),
-            ends=numbers(tasks),
-            place=numbers(tasks, value=NONE),
+            ready=ids(tasks),
+            ends=ids(tasks),
+            place=ids(tasks, NONE),
             due_s=np.full(tasks, np.inf),
             left_s=np.zeros(tasks),
             is_sending=no(tasks),
             rate=np.zeros(tasks),
             since_s=np.zeros(tasks),
-            after=numbers(tasks, value=NONE),
-            before=numbers(tasks, value=NONE),
-            fresh=numbers(tasks),
-            head=numbers(flows + devices, value=NONE),
-            changed_flow=numbers(flows),
+            after=ids(tasks, NONE),
+            before=ids(tasks, NONE),
+            fresh=ids(tasks),
+            head=ids(flows + devices, NONE),
+            changed_flow=np.zeros(flows, dtype=np.int64),
             is_changed=no(flows),
-            taken=numbers(devices, 2),
+            taken=np.zeros((devices, 2), dtype=np.int64),
             slowing=np.zeros((devices, 2)),
-            changed_device=numbers(devices),
+            changed_device=np.zeros(devices, dtype=np.int64),
             device_is_changed=no(devices),
         )
 

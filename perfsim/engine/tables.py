@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints, distinct
+from perfsim.base.arrays import Floats, Ids, Ints, distinct
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.work import Kind, TaskGraph
 from perfsim.work.graph import Ragged, computes
@@ -57,8 +57,8 @@ class Tables(NamedTuple):
     """Of every task, when nothing else uses its links or its device."""
     latency_s: Floats
     """The part of it before a task's bytes use links; 0 for tasks that are no flows."""
-    stream: Ints
-    missing: Ints
+    stream: Ids
+    missing: Ids
     """How many tasks every task waits for."""
     waiting: Ragged
     """Tasks that wait for each task."""
@@ -119,8 +119,8 @@ class Tables(NamedTuple):
         return cls(
             duration_s=whole_s + late_s,
             latency_s=share * whole_s + late_s,
-            stream=graph.stream.astype(np.int64),
-            missing=np.diff(graph.dependencies.start).astype(np.int64),
+            stream=graph.stream,
+            missing=np.diff(graph.dependencies.start),
             waiting=graph.successors,
             kind=kind,
             flow=flow_of_work[work_of_kind],
