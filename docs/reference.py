@@ -366,11 +366,15 @@ def trainers_part() -> Iterator[str]:
             needs = "; ".join(
                 f"{name} other than {'/'.join(map(written, of))}" for name, of in row.needs.items()
             )
-            needs += f"no multiple of {row.multiple_of}" if row.multiple_of else ""
+            needs += f"no multiple of {' × '.join(row.multiple_of)}" if row.multiple_of else ""
             since = f"{row.release}, {row.since or 'no known month'}"
             yield f"| `{row.axis}` | {values} | `{row.setting}` | {since} | {needs} |"
         if trainer.divides_experts:
             yield "\nWithout expert ranks its tensor ranks divide every expert."
+        if trainer.filled:
+            yield f"\nIts {' and '.join(trainer.filled)} take as many micro-batches as stages, or more."
+        if trainer.no_experts_in:
+            yield f"\nIt has no expert parallelism in {' and '.join(trainer.no_experts_in)}."
         if trainer.on_cpu is not None:
             yield f"\nOn the CPU it keeps the states of {' and '.join(trainer.on_cpu)}."
         yield ""

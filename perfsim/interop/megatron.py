@@ -457,9 +457,6 @@ RECIPE: tuple[Row, ...] = (
         lambda s: s.flag("tp_comm_overlap"),
     ),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),
-    Row.refuses(
-        "layout.expert", "expert parallelism in fp16", when=lambda c: c.job.recipe.precision == "fp16"
-    ),
     Row("recipe.precision", "bf16", only(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
     Row.spelled(
         "recipe.precision",

@@ -416,7 +416,7 @@ def _not_run(name: ToolName, chosen: Chosen) -> list[str]:
         return []
     of_runtime = chosen.job.runtime.searched
     releases = [of_runtime] if of_runtime is not None and of_runtime.tool == name else []
-    known = (limits.lacks(chosen.layout, chosen.job.model) for limits in (*releases, Limits(name)))
+    known = (limits.lacks(chosen.layout, chosen.job) for limits in (*releases, Limits(name)))
     return [text for lacking in known for text in lacking][:1]
 
 

@@ -273,8 +273,8 @@ def _unreleased(plan: Plan) -> Iterator[Caveat]:
     if framework is not None and limits.tool != framework.tool:
         words = f"layouts are what {limits.name} runs, and their speed is that of {framework.name}"
         yield Caveat.of("speed-of-another", f"{words}; --runs-on {framework.tool or ANY} plans for it")
-    if lacks := limits.lacks(plan.layout, plan.job.model):
-        others = " and ".join(TRAINERS[tool].title for tool in that_run(plan.layout, plan.job.model))
+    if lacks := limits.lacks(plan.layout, plan.job):
+        others = " and ".join(TRAINERS[tool].title for tool in that_run(plan.layout, plan.job))
         known = f"of today's releases {others} can" if others else "no released framework runs it"
         yield Caveat.of("layout-unreleased", f"{limits.name} cannot run {' and '.join(lacks)}; {known}")
 

@@ -6,7 +6,8 @@ wheel whose files have the setting, of the release's page, or of the paper that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,7 @@ from perfsim.base.dates import existed
 from perfsim.specs.layout import AXES, OF_MODULES, RECOMPUTED, ParallelLayout, written
 
 if TYPE_CHECKING:
-    from perfsim.specs.model import TransformerConfig
+    from perfsim.specs.recipe import Job
 
 ToolName = Literal[
     "megatron", "zero-bubble", "deepspeed", "neox", "torchtitan", "llm-foundry", "maxtext", "modelzoo"
@@ -43,8 +44,8 @@ class Runs:
     """None: all."""
     needs: Mapping[str, Collection[Any]] = field(default_factory=dict)
     """Values of other axes without which it does not run."""
-    multiple_of: str = ""
-    """An axis whose degree divides the value; empty: none has to."""
+    multiple_of: tuple[str, ...] = ()
+    """Axes the product of whose degrees divides the value."""
 
     def has(self, value: Any) -> bool:
         return self.values is None or value in self.values
@@ -54,8 +55,8 @@ class Runs:
         if month and not existed(self.since, month):
             return f"{self.release} of {self.since} is the first with {self.setting}"
         lacking = [name for name, values in self.needs.items() if getattr(layout, name) not in values]
-        if self.multiple_of and getattr(layout, self.axis) % getattr(layout, self.multiple_of):
-            lacking.append(self.multiple_of)
+        divisor = math.prod(getattr(layout, name) for name in self.multiple_of)
+        lacking += self.multiple_of if divisor > 1 and getattr(layout, self.axis) % divisor else ()
         others = " and ".join(f"{name} {written(getattr(layout, name))}" for name in lacking)
         return f"{self.setting} does not go with {others}" if others else ""
 
@@ -70,6 +71,10 @@ class _Trainer:
     rows: tuple[Runs, ...] = ()
     divides_experts: bool = False
     """Whether tensor ranks divide every expert where no expert ranks divide their number."""
+    no_experts_in: Collection[str] = ()
+    """Precisions in which it runs no expert parallelism."""
+    filled: Collection[str] = ()
+    """Schedules that it starts only with as many micro-batches as stages."""
     on_cpu: Collection[str] | None = None
     """Optimizers whose states it keeps on the CPU; None: all."""
 
@@ -83,6 +88,7 @@ _FULL = {"recompute": ("full",)}
 _PARTS = ("selective", "mlp", "full")
 """Recompute of what a model's code puts into a checkpoint."""
 _SEQUENCE = {"sequence_parallel": (True,)}
+_SINGLE = {"has_replicas": (False,)}
 _CPU = ("cpu",)
 _FSDP2_ON_CPU = {"offload_optimizer": _CPU, "offload_param": _CPU, "has_replicas": (True,)}
 """torchtitan offloads both, of what it shards."""
@@ -122,6 +128,9 @@ _TITAN_0_1 = ("2025-06", "torchtitan 0.1")
 _SHARDED_BY_ALL = {"zero_stage": (2, 3), "shard_group": (None,)}
 """Its experts lie on ranks that shard, and copies of them are sharded over all other ranks here."""
 _TITAN_JOINS = ("2025-12", "torchtitan with its pull request 1721")
+_TITAN_REPLICATE = ("2026-02", "torchtitan with composable replicas (pull request 2458)")
+_TITAN_TENSOR = "parallelism.tensor_parallel_degree"
+_TITAN_EXPERT = "parallelism.expert_parallel_degree"
 _ZB = ("2024-01", "sail-sg/zero-bubble-pipeline-parallelism (2401.10241)")
 _V_MEMORY = ("2024-05", "sail-sg/zero-bubble-pipeline-parallelism (2405.15362)")
 
@@ -145,6 +154,7 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("expert_tensor", "--expert-tensor-parallel-size", *_CORE_0_10),
             Runs("offload_optimizer", "--optimizer-cpu-offload", *_CORE_0_12, _CPU, {"zero_stage": (1,)}),
         ),
+        no_experts_in=("fp16",),
         on_cpu=("adam", "adamw"),
     ),
     "zero-bubble": _Trainer(
@@ -184,14 +194,15 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
     ),
     "neox": _Trainer(
         "GPT-NeoX",
-        "EleutherAI/gpt-neox, megatron/neox_arguments/neox_args.py",
+        "EleutherAI/gpt-neox, megatron/neox_arguments/neox_args.py; pull request 1275 on ZeRO 3",
         (
             Runs("tensor", "model_parallel_size", *_NEOX_1),
             Runs("pipeline", "pipe_parallel_size", *_NEOX_1),
             Runs("schedule", "pipe_parallel_size", *_NEOX_1, ("1f1b",)),
             Runs("layers_per_stage", "pipe_partition_method", *_NEOX_1),
             Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (1,)),
-            Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (2, 3), _ALONE),
+            Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (2,), _ALONE),
+            Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (3,), {**_ALONE, "tensor": (1,)}),
             Runs("recompute", "checkpoint_activations", *_NEOX_1, ("full",)),
             Runs("recompute_every", "checkpoint_num_layers", *_NEOX_1),
             Runs("expert", "moe_expert_parallel_size", "", "GPT-NeoX 2.0"),
@@ -203,22 +214,28 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
         (
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward always", *_TITAN, (3,), _ALONE),
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward never", *_TITAN, (2,)),
-            Runs("shard_group", f"{_DEGREE}replicate_degree", *_TITAN, multiple_of="context"),
-            Runs("tensor", "parallelism.tensor_parallel_degree", *_TITAN, needs=_SEQUENCE),
-            Runs("sequence_parallel", "parallelism.tensor_parallel_degree", *_TITAN),
-            Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN),
+            Runs("shard_group", f"{_DEGREE}replicate_degree", *_TITAN, multiple_of=("context",)),
+            # Replicas that shard nothing had no other degrees until 2026.
+            Runs("tensor", _TITAN_TENSOR, *_TITAN_REPLICATE, needs=_SEQUENCE),
+            Runs("tensor", _TITAN_TENSOR, *_TITAN, needs={**_SEQUENCE, **_SINGLE}),
+            Runs("tensor", _TITAN_TENSOR, *_TITAN, needs={**_SEQUENCE, **_ZERO_2}),
+            Runs("sequence_parallel", _TITAN_TENSOR, *_TITAN),
+            Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN_REPLICATE),
+            Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN, needs=_SINGLE),
+            Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN, needs=_ZERO_2),
             Runs("schedule", "parallelism.pipeline_parallel_schedule", *_TITAN, _TITAN_SCHEDULES),
             Runs("schedule", "parallelism.pipeline_parallel_schedule", *_TITAN_JOINS, ("dualpipev",)),
             Runs("layers_per_stage", "parallelism.module_fqns_per_model_part", *_TITAN),
             Runs("context", "parallelism.context_parallel_degree", *_TITAN, needs=_ZERO_2),
             Runs("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN, ("ring",)),
-            Runs("expert", "parallelism.expert_parallel_degree", *_TITAN_0_1, needs=_SHARDED_BY_ALL),
-            Runs("expert_tensor", "parallelism.tensor_parallel_degree", *_TITAN_0_1, needs={"expert": (1,)}),
+            Runs("expert", _TITAN_EXPERT, *_TITAN_0_1, None, _SHARDED_BY_ALL, ("tensor", "context")),
+            Runs("expert_tensor", _TITAN_TENSOR, *_TITAN_0_1, needs={"expert": (1,)}),
             Runs("recompute", "activation_checkpoint.mode", *_TITAN, _PARTS),
             Runs("offload_optimizer", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
             Runs("offload_param", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
         ),
         divides_experts=True,
+        filled=("1f1b", "gpipe"),  # as in torch.distributed.pipelining
     ),
     "llm-foundry": _Trainer(
         "llm-foundry",
@@ -267,13 +284,12 @@ class Limits:
         """The tool and the month, in words."""
         return TRAINERS[self.tool].title + (f" of {self.month}" if self.month else "")
 
-    def runs(self, layout: ParallelLayout, model: TransformerConfig | None = None) -> bool:
-        return not self.lacks(layout, model)
+    def runs(self, layout: ParallelLayout, job: Job | None = None) -> bool:
+        return not self.lacks(layout, job)
 
-    def lacks(self, layout: ParallelLayout, model: TransformerConfig | None = None) -> list[str]:
-        """What it cannot run of a layout, of a model if one is given; in words, empty where it runs it."""
-        of_model = "" if model is None else self.lacks_of(layout, model)
-        lacking = [of_model] if of_model else []
+    def lacks(self, layout: ParallelLayout, job: Job | None = None) -> list[str]:
+        """What it cannot run of a layout, of a job if one is given; in words, empty where it runs it."""
+        lacking = [] if job is None else [*self.lacks_of(layout, job)]
         if self.zero_stages is not None and layout.zero_stage not in self.zero_stages:
             stages = " and ".join(map(str, self.zero_stages))
             lacking.append(f"zero_stage {layout.zero_stage}: the rule for runtimes takes it for {stages}")
@@ -286,17 +302,23 @@ class Limits:
             there = (row for row in rows if not self.month or existed(row.since, self.month))
             known = [written(one) for row in there for one in row.values or ()]
             values = f"its values are {', '.join(known)}" if known else "it has no setting for it"
-            lacking.append(f"{axis} {written(value)}: {[values, *refusals][-1]}")
+            lacking.append(f"{axis} {written(value)}: {min(refusals, key=len, default=values)}")
         return lacking
 
-    def lacks_of(self, layout: ParallelLayout, model: TransformerConfig) -> str:
-        """Why it cannot divide the experts or the windows of a model so, in words; empty where it can."""
+    def lacks_of(self, layout: ParallelLayout, job: Job) -> Iterator[str]:
+        """What of a job it cannot divide so, in words: experts, micro-batches and windows."""
+        trainer = TRAINERS[self.tool]
+        model = job.model
         whole = model.experts is not None and layout.expert == 1 and layout.expert_tensor != layout.tensor
-        if whole and TRAINERS[self.tool].divides_experts:
-            return f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts where expert is 1"
-        rings = layout.context > 1 and layout.context_exchange == "ring" and model.sliding_window is not None
-        words = "context_exchange ring: the ring of no tool attends in a window; its values are all_to_all"
-        return words if rings else ""
+        if whole and trainer.divides_experts:
+            yield f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts where expert is 1"
+        if layout.expert > 1 and job.recipe.precision in trainer.no_experts_in:
+            yield f"expert parallelism in {job.recipe.precision}: it has none"
+        passes = job.global_batch_size // (layout.data * layout.micro_batch_size)
+        if layout.schedule in trainer.filled and passes < layout.pipeline > 1:
+            yield f"{passes} micro-batches: its {layout.schedule} takes as many as stages, {layout.pipeline}"
+        if layout.context > 1 and layout.context_exchange == "ring" and model.sliding_window is not None:
+            yield "context_exchange ring: the ring of no tool attends in a window; its values are all_to_all"
 
 
 def _in_use(layout: ParallelLayout, axis: str) -> bool:
@@ -306,6 +328,6 @@ def _in_use(layout: ParallelLayout, axis: str) -> bool:
     return axis not in FREE and getattr(layout, axis) != AXES[axis].default
 
 
-def that_run(layout: ParallelLayout, model: TransformerConfig | None = None) -> list[ToolName]:
-    """The tools whose newest release runs a layout, of a model if one is given."""
-    return [tool for tool in ON_GPUS if Limits(tool).runs(layout, model)]
+def that_run(layout: ParallelLayout, job: Job | None = None) -> list[ToolName]:
+    """The tools whose newest release runs a layout, of a job if one is given."""
+    return [tool for tool in ON_GPUS if Limits(tool).runs(layout, job)]

@@ -379,7 +379,7 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple
             continue
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
             layout = replace(alone, context=ranks, context_exchange=exchange)
-            lacks = limits is not None and limits.lacks_of(layout, job.model)
+            lacks = limits is not None and any(limits.lacks_of(layout, job))
             if not (lacks or any(DEGREE_RULES["context"](job, layout))):
                 yield ranks, number
 
@@ -409,7 +409,7 @@ def _expert_degrees(
             held_bytes = experts_bytes / (pipeline * together)
             if not placed or (ranks < most and held_bytes > topology.system.device.memory.capacity):
                 continue
-            if limits is not None and limits.lacks_of(legal, job.model):
+            if limits is not None and any(limits.lacks_of(legal, job)):
                 continue
             if not any(DEGREE_RULES["expert"](job, legal)):
                 yield ranks, shared
@@ -478,12 +478,13 @@ def _combined(
 
     def runs_sharded(stage: int, ranks: int, expert: int = 1, shared: int = 1) -> bool:
         group = None if ranks == replicas else ranks
-        of_ranks = {"shard_group": group, "pipeline": pipeline, "context": context}
+        of_ranks = {"shard_group": group, "pipeline": pipeline, "context": context, "tensor": tensor}
         of_experts = {"expert": expert, "expert_tensor": shared}
+        of_ranks |= {"data": min(data, 2), "sequence_parallel": splits[-1:] == [1]}  # whether it has replicas
         return runs(zero_stage=stage, context_exchange=EXCHANGES[exchange], **of_experts, **of_ranks)
 
-    sharded = [pair for pair in sharded if runs_sharded(*pair)]
     splits = [split for split in splits if runs(tensor=tensor, sequence_parallel=bool(split))]
+    sharded = [pair for pair in sharded if runs_sharded(*pair)]
     of_divisions = [
         [
             (mode, every)
@@ -502,6 +503,8 @@ def _combined(
         divisions.of_schedules(trait)[numbers, None] for trait in ("in_groups", "fills_only", "joins")
     )
     legal = ~in_groups | (microbatches % pipeline == 0)
+    filled = () if job.runtime.searched is None else TRAINERS[job.runtime.searched.tool].filled
+    fills_only |= np.array([[divisions[number].schedule in filled] for number in numbers.tolist()])
     legal &= ~fills_only | (microbatches >= pipeline)
     shards_experts = np.array([[runs_sharded(*of, *pair) for of in sharded] for pair in experts])
     has_mode = np.array([[mode in some for mode in modes] for some in of_divisions])

@@ -213,7 +213,7 @@ def _to_try(job: Job, topology: FatTree, layout: ParallelLayout, part: str, free
     )
     where = f" on {nearest.num_devices} devices" if nearest.num_devices != layout.num_devices else ""
     limits = job.runtime.searched
-    leaves = limits is not None and limits.runs(layout, job.model) and not limits.runs(nearest, job.model)
+    leaves = limits is not None and limits.runs(layout, job) and not limits.runs(nearest, job)
     searched = " with --runs-on any" if leaves else ""
     if not options:
         return f"try {changes}{where}, which fits{searched}"

@@ -26,7 +26,7 @@ def test_every_published_run_is_legal_under_its_own_runtime() -> None:
             layout = question.given_layout
             if limits is not None and isinstance(layout, ParallelLayout):
                 number += 1
-                refused |= {case.id: lacks} if (lacks := limits.lacks(layout, question.job.model)) else {}
+                refused |= {case.id: lacks} if (lacks := limits.lacks(layout, question.job)) else {}
     assert refused == {}
     assert number > 300
 
@@ -60,4 +60,9 @@ def test_a_release_runs_what_it_brought() -> None:
     assert Limits("megatron", "2025-10").runs(SHARDED)
     assert "zero-bubble" in that_run(ParallelLayout(pipeline=4, schedule="zb1p"))
     assert "deepspeed" not in that_run(replace(SHARDED, expert=8))  # MoE not supported with Stage 3
+    assert "neox" not in that_run(replace(SHARDED, tensor=2))
+    replicas = ParallelLayout(pipeline=4, data=2)
+    assert [Limits("torchtitan", month).runs(replicas) for month in ("2025-06", "2026-02")] == [False, True]
+    experts = replace(SHARDED, tensor=4, sequence_parallel=True, expert=2)
+    assert [Limits("torchtitan").runs(replace(experts, expert=ranks)) for ranks in (2, 4)] == [False, True]
     assert that_run(ParallelLayout(pipeline=4, tensor=2, schedule="zb1p", zero_stage=1)) == []

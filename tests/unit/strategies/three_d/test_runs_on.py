@@ -23,14 +23,17 @@ def listed(question: Question) -> set[ParallelLayout]:
 
 @pytest.mark.parametrize("tool", ["megatron", "deepspeed", "torchtitan", "neox", "zero-bubble"])
 @pytest.mark.parametrize("model", ["gpt3_xl", "gpt_oss_20b"])
-@pytest.mark.parametrize("runtime", ["megatron_2021", "megatron_core"])
-def test_the_space_is_what_the_tool_runs_of_all_layouts(tool: Any, runtime: str, model: str) -> None:
+@pytest.mark.parametrize(("runtime", "precision"), [("megatron_2021", "fp16"), ("megatron_core", "bf16")])
+def test_the_space_is_what_the_tool_runs_of_all_layouts(
+    tool: Any, runtime: str, precision: str, model: str
+) -> None:
     """Pruned while the space is made, next to every layout tried against the table."""
-    question = asked(runtime=runtime, runs_on=tool, model=model, devices=8, batch=16)
+    given = {"runtime": runtime, "recipe.precision": precision, "model": model, "devices": 8, "batch": 16}
+    question = asked(runs_on=tool, **given)
     limits = question.job.runtime.limits
     assert limits.tool == tool
-    everything = listed(asked(runtime=runtime, runs_on="any", model=model, devices=8, batch=16))
-    assert listed(question) == {layout for layout in everything if limits.runs(layout, question.model)}
+    everything = listed(asked(runs_on="any", **given))
+    assert listed(question) == {layout for layout in everything if limits.runs(layout, question.job)}
     assert len(listed(question)) < len(everything)
 
 
