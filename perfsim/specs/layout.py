@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from perfsim.base.errors import LayoutError, Problem
@@ -351,10 +352,13 @@ def text_of_fields(given: Mapping[str, Any]) -> str:
 
 
 def written(value: Any) -> str:
-    """The value of a setting as text: 3-4-3 for layers of stages."""
+    """The value of a setting as text: 3-4x20-3 for stages of 3 layers, of 4 twenty times, and of 3."""
     if isinstance(value, bool):
         return str(value).lower()
-    return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if not isinstance(value, list | tuple):
+        return str(value)
+    runs = ((str(one), len([*same])) for one, same in groupby(value))
+    return "-".join(f"{one}x{times}" if times > 2 else "-".join([one] * times) for one, times in runs)
 
 
 def _parsed(name: str, value: str, layout_type: type) -> Any:
@@ -379,13 +383,22 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
     if kind in (int, int | None):
         default = defaults[name]
         return _whole_number(value, least=1 if default is None else min(1, default))
-    if not re.search("[a-zA-Z|]", value):  # 11-11-11-11 instead of Et*11|(t*11|)*2t*11L
-        return tuple(_whole_number(part, least=0) for part in value.split("-"))
+    if not re.search("[a-wyzA-Z|]", value):  # 10-11x2-12 instead of Et*10|(t*11|)*2t*12L
+        return tuple(layers for part in value.split("-") for layers in _repeated(part))
     try:
         return layers_of_stages(value)
     except ValueError as error:
-        advice = "write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L"
+        advice = "write layers such as 3-4x2-3, or stages such as Et*3|(t*4|)*2t*3L"
         raise LayoutError(str(error), advice) from None
+
+
+def _repeated(part: str) -> list[int]:
+    """The layers of one stage, such as 4, or of stages alike, such as 4x20."""
+    layers, is_repeated, times = part.partition("x")
+    count = _whole_number(times, least=1) if is_repeated else 1
+    if count > MOST_LAYERS:
+        raise LayoutError(f"{part!r} repeats more than {MOST_LAYERS} stages")
+    return [_whole_number(layers, least=0)] * count
 
 
 def _whole_number(value: str, least: int) -> int:

@@ -34,7 +34,7 @@ STAGES = ("Et*3|t*4|,tL", "Et*3, |t*4|tL", "E(tt)*1,t|t*4,|tL")
         ),
         (
             GPUS,
-            "pp=4,dp=32,layers_per_stage=10-12-12-10",
+            "pp=4,dp=32,layers_per_stage=10-12x2-10",
             replace(FOUR_STAGES, layers_per_stage=(10, 12, 12, 10)),
         ),
         (GPUS, "pp=4,dp=32,schedule=zbv", replace(FOUR_STAGES, virtual_pipeline=2, schedule="zbv")),
@@ -79,9 +79,10 @@ def test_everything_wrong_is_listed_with_a_mend() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        *((GPUS, text, "layout '") for text in ("tp", "tp=", "layers_per_stage=4--4", "zero=-1", "q=1")),
+        *((GPUS, text, "layout '") for text in ("tp", "tp=", "layers_per_stage=4x-4", "zero=-1", "q=1")),
+        (GPUS, "pp=2,layers_per_stage=4x5000", "'4x5000' repeats more than 4096 stages"),
         (GPUS, "pp=2,pipeline_layout=nonsense", r"'n' in 'nonsense' is none of E \(embedding\)"),
-        (GPUS, "pp=2,pipeline_layout=nonsense", r"3-4-3, or stages such as Et\*3\|t\*4\|t\*3L"),
+        (GPUS, "pp=2,pipeline_layout=nonsense", r"3-4x2-3, or stages such as Et\*3\|\(t"),
         (GPUS, "pipeline_stages=Et|tL", r"unknown name(.|\n)*known: .*pipeline_layout"),
         (GPUS, "spill=true", "'spill=true': unknown name"),
         (GPUS, "tp8 pp2", "write tp=8, with commas"),

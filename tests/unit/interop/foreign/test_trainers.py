@@ -48,7 +48,7 @@ def test_stages_count_embedding_and_loss_as_megatron_does(imported: Import) -> N
     ends = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
     assert "layers_per_stage=11-12-12-11" in imported(text + ends, "train.sh").layout
     first = "--decoder-first-pipeline-num-layers 10"
-    assert "layers_per_stage=10-12-12-12" in imported(text + first, "train.sh").layout
+    assert "layers_per_stage=10-12x3" in imported(text + first, "train.sh").layout
     widths = [imported(text + gate, "train.sh").document["ffn_hidden_size"] for gate in ("", "--swiglu")]
     assert widths == [256, 128]  # two thirds of the plain width, a multiple of 64
 
