@@ -1,4 +1,4 @@
-"""What must hold for weight streaming on any machine: mechanism by mechanism, and the roof in tokens."""
+"""What must hold for weight streaming on any machine, mechanism by mechanism."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfsim.base.limits import Limits, limited
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
-from perfsim.costs.wafer import WaferCosts, roof_tokens
+from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
@@ -26,8 +26,6 @@ from perfsim.work import TaskGraph, Work
 
 STREAMING = strategy("weight-streaming")
 PEAK = 7.48e15
-LINK = 150e9
-WEIGHT_BYTES = 2.0
 WIDE = {"num_layers": 6, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 16384}
 AT_PEAK = {"software_release": "peak"}
 LAYOUT = {"recompute_layers": 1, "recompute": "full"}
@@ -228,30 +226,6 @@ def test_chunks_only_gain_and_gain_no_more_than_what_they_hide(
     assert pieces_s <= layers_s * (1 + 1e-9)
     if depth:  # without prefetch a layer's weights come before its computation, in chunks beside it
         assert layers_s - pieces_s <= 2 * most_hidden_s(whole)
-
-
-def weights_are_hidden(tokens: int) -> bool:
-    """Whether a layer's forward begins, in the simulated step, when the one before it ends.
-
-    Short sequences make attention nothing beside the matrices; at peak there is no overhead.
-    """
-    run = streamed(tokens // 8, recipe=AT_PEAK | {"seq_length": 8}, model={"num_layers": 12})
-    forwards = [task.id for task in run.graph.tasks() if task.work.name == "layer.forward"][:12]
-    start_s = run.trace.start_s[forwards]
-    alone_s = float(run.trace.end_s[forwards[0]] - start_s[0])
-    return float(start_s[-1] - start_s[4]) / 7 <= alone_s * (1 + 1e-6)
-
-
-def test_the_simulated_threshold_is_that_of_the_formula() -> None:
-    """T = e P b / (2 B): 49,867 tokens at peak with 2 bytes and 150 GB/s."""
-    formula = roof_tokens(PEAK, WEIGHT_BYTES, LINK)
-    assert formula == pytest.approx(49_867, rel=1e-4)
-    low = 8
-    high = 8 * 2**14
-    while high - low > 64:
-        tokens = (low + high) // 16 * 8
-        low, high = (low, tokens) if weights_are_hidden(tokens) else (tokens, high)
-    assert high == pytest.approx(formula, rel=0.005)
 
 
 @few
