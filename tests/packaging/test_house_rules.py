@@ -46,9 +46,7 @@ def test_the_distribution_has_the_version_of_the_package_and_its_command() -> No
     assert callable(script.load())
 
 
-def test_every_import_is_declared_extras_are_imported_late_and_every_dependency_is_used(
-    repository: Path, sources: dict[Path, ast.Module]
-) -> None:
+def test_imports_are_declared_used_and_extras_late(repository: Path, sources: dict[Path, ast.Module]) -> None:
     project = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
     core = {import_name(requirement) for requirement in project["dependencies"]}
     extras = [name for group in project["optional-dependencies"].values() for name in group]

@@ -85,9 +85,7 @@ def test_without_contention_simulation_is_the_longest_path_to_the_bit(
 
 @given(rows, flows, st.data())
 @settings(max_examples=150)
-def test_contention_only_delays_and_never_breaks_the_order(
-    table: list[Row], taken: dict[int, Flow], data: st.DataObject
-) -> None:
+def test_contention_delays_in_order(table: list[Row], taken: dict[int, Flow], data: st.DataObject) -> None:
     graph = graph_of(table)
     durations = drawn_durations(data, graph, arbitrary)
     run = simulate(graph, durations, taken, SCARCE)

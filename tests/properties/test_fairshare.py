@@ -103,9 +103,7 @@ def run(engine: Engine, capacities: Sequence[float], started: Sequence[Started])
 @pytest.mark.parametrize("engine", ["simpy", "fast"])
 @given(networks())
 @settings(max_examples=150)
-def test_every_flow_ends_when_the_slow_solver_says(
-    engine: Engine, network: tuple[list[float], list[Started]]
-) -> None:
+def test_flows_end_as_a_slow_solver_says(engine: Engine, network: tuple[list[float], list[Started]]) -> None:
     capacities, started = network
     ends = run(engine, capacities, started)
     assert ends == pytest.approx(slow_ends(capacities, started), rel=1e-9, abs=1e-9)
@@ -113,9 +111,7 @@ def test_every_flow_ends_when_the_slow_solver_says(
 
 @given(networks())
 @settings(max_examples=100)
-def test_without_contention_a_flow_ends_at_its_start_plus_its_duration_to_the_bit(
-    network: tuple[list[float], list[Started]],
-) -> None:
+def test_without_contention_a_flow_takes_its_duration(network: tuple[list[float], list[Started]]) -> None:
     capacities, started = network
     started = [Started(one.flow, one.start_s / 3, one.duration_s / 7) for one in started]
     enough = [sum(len(one.flow.route) * one.flow.bytes_per_s for one in started) + 1.0]

@@ -114,9 +114,7 @@ def test_weight_streaming_is_proven_with_uneven_batches_as_well(
 
 @FEW
 @given(layout=layouts(), seed=st.integers(0, 999))
-def test_random_orders_keep_every_dependency_and_clocks_tell_what_precedes(
-    toys: ModuleType, layout: ParallelLayout, seed: int
-) -> None:
+def test_orders_and_clocks_keep_dependencies(toys: ModuleType, layout: ParallelLayout, seed: int) -> None:
     plan = planned(toys, toys.job(8), layout, 2)
     graph = plan.graph()
     deps = dependencies(graph)

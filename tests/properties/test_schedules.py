@@ -105,9 +105,7 @@ def test_a_deadlock_names_chunks_and_only_the_stages_that_are_stuck() -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.booleans())
-def test_every_virtual_stage_stands_on_one_rank_and_every_rank_holds_as_many(
-    pipeline: int, virtual: int, v_shaped: bool
-) -> None:
+def test_virtual_stages_are_evenly_spread_each_on_a_rank(pipeline: int, virtual: int, v_shaped: bool) -> None:
     placed = Placement(pipeline, virtual, v_shaped)
     held = [placed.stages[rank] for rank in range(pipeline)]
     assert sorted(number for numbers in held for number in numbers) == list(range(pipeline * virtual))
@@ -196,9 +194,7 @@ def idle_s(shape: Shape, times: Times) -> float:
 
 
 @given(shapes(("1f1b", "gpipe", "interleaved")), st.integers(1, 9), st.integers(1, 9))
-def test_without_split_the_bubble_is_one_micro_batch_through_the_others_over_the_chunks(
-    shape: Shape, forward_s: int, backward_s: int
-) -> None:
+def test_without_split_one_micro_batch_is_the_bubble(shape: Shape, forward_s: int, backward_s: int) -> None:
     name, pipeline, virtual, _ = shape
     one = (pipeline - 1) * (forward_s + backward_s) / virtual
     assert idle_s(shape, (forward_s, backward_s, 0.0)) == pytest.approx(SCHEDULES[name].bubble * one)

@@ -335,9 +335,7 @@ def test_critical_batches_are_what_they_were(tmp_path: Path, recorded: Recorded)
     recorded("fit_critical_batches", said, 1e-6)
 
 
-def test_files_of_benchmarks_of_both_kinds_and_of_none_are_scored_as_they_were(
-    tmp_path: Path, recorded: Recorded, shown: Recorded
-) -> None:
+def test_benchmarks_are_scored_as_they_were(tmp_path: Path, recorded: Recorded, shown: Recorded) -> None:
     benchmarks = [
         {
             "id": f"{name} {count}",

@@ -110,9 +110,7 @@ def test_about_90_percent_of_runs_of_every_class_lie_in_their_bands(results: lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [3, 5, 10])
-def test_a_user_with_steps_of_their_own_has_the_next_one_in_the_band_nine_times_in_ten(
-    results: list[dict[str, Any]], steps: int
-) -> None:
+def test_own_steps_have_the_next_in_the_band_nine_in_ten(results: list[dict[str, Any]], steps: int) -> None:
     """Each published family in turn is the user's own cluster: `Accuracy.among`."""
     families: dict[str, list[tuple[float, float]]] = {}
     rows = [row for result in results if result["kind"] == "step_time" for row in result["cases"]]

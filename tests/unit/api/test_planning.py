@@ -30,11 +30,15 @@ def test_the_document_stands_next_to_the_page(answer: ps.PlanAnswer, tmp_path: P
     assert summary == json.loads(json.dumps(answer.document()))
 
 
-@pytest.mark.parametrize("system", ["dgx-a100-80gb", "cs-2"])
-def test_the_fields_of_a_layout_are_taken_as_its_text_is(system: str) -> None:
-    asked: dict[str, Any] = {"model": "gpt3_6p7b", "system": system, "devices": 4, "batch": 32}
+@pytest.mark.parametrize(
+    ("system", "devices"), [("dgx-h100", 1), ("dgx-h100", 4), ("dgx-h100", 64), ("cs-2", 4)]
+)
+def test_a_planned_layout_takes_as_long_when_its_fields_are_given(system: str, devices: int) -> None:
+    asked: dict[str, Any] = {"model": "llama31_8b", "system": system, "devices": devices, "batch": 64}
     best = ps.plan(**asked, shown=1).best
-    assert ps.predict(**asked, layout=best.layout).step_time_s == best.step_time_s
+    planned, given = ps.predict(**asked), ps.predict(**asked, layout=best.layout)
+    assert given.step_time_s == planned.step_time_s == best.step_time_s
+    assert given.training == planned.training
     with pytest.raises(ps.PerfsimError, match="tensr"):
         ps.predict(**asked, layout={"tensr": 2})
 

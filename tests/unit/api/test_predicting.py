@@ -178,15 +178,6 @@ def test_device_month_precision_and_sharding_choose_the_runtime(given: dict[str,
     assert question_of(asked).ran_by.name == runtime
 
 
-@pytest.mark.parametrize("devices", [1, 4, 64])
-def test_a_layout_that_is_planned_takes_as_long_when_it_is_given(devices: int) -> None:
-    asked: dict[str, Any] = {"model": "llama31_8b", "system": "dgx-h100", "devices": devices, "batch": 64}
-    planned = ps.predict(**asked)
-    given = ps.predict(**asked, layout=planned.layout)
-    assert given.step_time_s == planned.step_time_s
-    assert given.training == planned.training
-
-
 def test_every_model_of_the_catalogue_says_when_it_was_published() -> None:
     assert [name for name in CATALOG.names("model") if CATALOG.model(name).released is None] == []
 

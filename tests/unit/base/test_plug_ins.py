@@ -64,9 +64,7 @@ def test_a_strategy_that_cannot_be_used_is_one_line_and_only_its_own(install: In
 
 
 @pytest.mark.parametrize("code", UNUSABLE)
-def test_a_machine_that_cannot_be_used_is_refused_where_a_system_is_of_it(
-    install: Install, tmp_path: Path, code: str
-) -> None:
+def test_an_unusable_machine_is_refused_at_its_system(install: Install, tmp_path: Path, code: str) -> None:
     # The class of systems is all that reading asks of a machine, and a function or a number has none.
     install("machines", UNUSABLE[code][0])
     assert perfsim(f"{STEP} cs-2").exit_code == 0
@@ -101,9 +99,7 @@ FAILED = "the plug-in 'mine' of .* failed: "
         (ESTIMATE, "return float('inf')", ".*estimates a step time of inf for dp=1"),
     ],
 )
-def test_what_a_strategy_raises_or_estimates_while_it_plans_is_said_in_one_line(
-    install: Install, method: str, body: str, message: str
-) -> None:
+def test_bad_plans_of_a_strategy_are_one_line(install: Install, method: str, body: str, message: str) -> None:
     install("strategies", FAILING.format(method=method, body=body))
     refused = perfsim(f"{STEP} cs-2 --strategy mine")
     assert refused.exit_code == 1

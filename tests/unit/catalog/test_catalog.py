@@ -189,9 +189,7 @@ def test_scalar_means_what_people_read(text: str, value: object) -> None:
         ("", (1, 0), "is empty"),
     ],
 )
-def test_what_is_wrong_is_reported_where_it_stands_with_what_to_write(
-    text: str, line_and_column: tuple[int, int], said: str
-) -> None:
+def test_what_is_wrong_has_its_place_and_fix(text: str, line_and_column: tuple[int, int], said: str) -> None:
     try:
         _, listed = Node.parsed(text, "some.yaml")
     except CatalogError as error:
@@ -255,9 +253,7 @@ def test_a_path_reads_that_file_from_beside_the_one_that_names_it(root: Path, ca
     assert (system.node.scale_up.bandwidth, system.node.nic.bandwidth) == (900e9, 50e9)
 
 
-def test_path_variable_adds_roots_and_an_earlier_root_hides_the_later(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_path_variable_adds_roots_and_earlier_hide_later(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = root / "mine"
     write(mine / "workloads/models/tiny.yaml", FILES["workloads/models/tiny.yaml"].replace(": 2\n", ": 5\n"))
     monkeypatch.setenv("PERFSIM_PATH", f"{mine}{os.pathsep}{root}")

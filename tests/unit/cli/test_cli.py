@@ -492,9 +492,7 @@ EXITS = (
 
 
 @pytest.mark.parametrize(("code", "line"), EXITS)
-def test_every_exit_code_of_the_reference_is_the_one_that_verbs_end_with(
-    perfsim: Run, repository: Path, code: int, line: str
-) -> None:
+def test_verbs_end_with_codes_of_the_reference(perfsim: Run, repository: Path, code: int, line: str) -> None:
     good, bad = _row("good", data=8), _row("bad", data=7)
     for name, rows in (("good", good), ("none", bad), ("some", good + bad)):
         Path(f"{name}.yaml").write_text(f"schema: 1\ncases:{rows}\n", encoding="utf-8")

@@ -31,9 +31,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_printed_or_written_is_a_model_and_the_document_has_the_keys_of_the_interface(
-    perfsim: Run, config: Path, tmp_path: Path
-) -> None:
+def test_what_is_written_is_a_model_with_its_document(perfsim: Run, config: Path, tmp_path: Path) -> None:
     result = perfsim("import", config, "--json")
     document = json.loads(result.stdout)
     assert {"kind", "parameters", "unused_keys", "unsupported", "document"} <= set(document)
@@ -65,9 +63,7 @@ def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(perfsi
 
 
 @pytest.mark.parametrize(("key", "value"), [("num_attention_heads", 4), ("max_position_embeddings", 2048)])
-def test_the_advice_for_what_a_file_lacks_works_as_it_stands(
-    perfsim: Run, config: Path, tmp_path: Path, key: str, value: int
-) -> None:
+def test_the_advice_of_a_file_works(perfsim: Run, config: Path, tmp_path: Path, key: str, value: int) -> None:
     config.write_text(json.dumps({name: held for name, held in CONFIG.items() if name != key}), "utf-8")
     point = ("--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
     _, advice = perfsim("run", "--model", config, *point).stderr.split("can be given: perfsim ")

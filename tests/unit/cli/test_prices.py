@@ -46,9 +46,7 @@ def test_a_price_gives_money_of_every_answer(perfsim: Callable[..., Result], els
     assert "did you mean `cs-2`" in wrong.stderr
 
 
-def test_a_file_of_prices_is_taken_by_every_verb_and_one_price_on_the_command_line_is_above_it(
-    perfsim: Callable[..., Result], elsewhere: Path
-) -> None:
+def test_every_verb_takes_prices_and_one_price_wins(perfsim: Callable[..., Result], elsewhere: Path) -> None:
     """A price of a machine that is not asked about does no harm."""
     own = "currency: EUR\nmachines: {cs-2: {device_hour: 20}, dgx-h100: {device_hour: 1}}\npue: 1.5\n"
     (elsewhere / "ours.yaml").write_text(own, encoding="utf-8")

@@ -205,9 +205,7 @@ def test_a_collective_takes_its_units_and_the_passes_of_what_it_sends(op: str, p
         ("send_recv", RankGroup(0, 1, 2), 1),
     ],
 )
-def test_across_nodes_a_collective_or_message_takes_as_many_units_as_its_nics_can_feed(
-    op: str, group: RankGroup, nics: int
-) -> None:
+def test_across_nodes_what_moves_takes_units_that_its_nics_feed(op: str, group: RankGroup, nics: int) -> None:
     priced = beside()
     kind = Kind.COMM_SEND if op == "send_recv" else Kind.COMM_COLL
     units = priced.topology.system.device.compute_units

@@ -54,9 +54,7 @@ PRICES: dict[str, tuple[dict[str, Any], tuple[Any, ...], float]] = {
 
 
 @pytest.mark.parametrize(("changes", "moved", "seconds"), PRICES.values(), ids=PRICES)
-def test_what_moves_takes_its_bytes_over_the_slowest_link(
-    changes: dict[str, Any], moved: tuple[Any, ...], seconds: float
-) -> None:
+def test_bytes_take_the_slowest_link(changes: dict[str, Any], moved: tuple[Any, ...], seconds: float) -> None:
     assert costs(**changes).duration_s(move(*moved)) == pytest.approx(seconds)
 
 

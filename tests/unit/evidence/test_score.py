@@ -33,9 +33,7 @@ def scored(predicted_s: float | None, measured_s: float = 1.0, *, evidence: str 
         ([scored(9.0, evidence="C")], (0, None, None, None, None)),
     ],
 )
-def test_a_summary_has_number_median_ninetieth_percentile_mean_and_bias_of_each_family(
-    runs: list[Scored], measures: tuple[float | None, ...]
-) -> None:
+def test_a_summary_has_figures_of_each_family(runs: list[Scored], measures: tuple[float | None, ...]) -> None:
     assert list(Scored.scores(runs).values()) == pytest.approx(list(measures))
     other = [replace(run, family="other", predicted_s=7.0) for run in runs]
     assert Scored.of_families([*runs, *other])["f"].items() >= Scored.scores(runs).items()

@@ -65,9 +65,7 @@ def logs(truth: WaferCalibration, tmp_path_factory: pytest.TempPathFactory) -> P
     return write(tmp_path_factory.mktemp("logs") / "logs.yaml", cases)
 
 
-def test_known_constants_are_found_again_and_the_record_says_how_well_and_how_to_repeat_it(
-    logs: Path, truth: WaferCalibration
-) -> None:
+def test_known_constants_are_found_and_how_well_is_recorded(logs: Path, truth: WaferCalibration) -> None:
     fitted = fit_wafer(logs, "wse-2")
     for name in (names := ("product_efficiency", "attention_efficiency", "row_s", "growth_per_release")):
         assert getattr(fitted, name) == pytest.approx(getattr(truth, name), rel=5e-3), name

@@ -29,9 +29,7 @@ def ranks(step: Prediction, tmp_path_factory: pytest.TempPathFactory) -> dict[in
     return {int(path.name.split(".")[1]): ExecutionTrace.read(path) for path in folder.iterdir()}
 
 
-def test_each_class_of_ranks_has_a_file_and_each_task_stands_in_that_of_its_rank_with_its_times(
-    step: Prediction, ranks: dict[int, ExecutionTrace]
-) -> None:
+def test_each_class_of_ranks_has_a_file_of_tasks(step: Prediction, ranks: dict[int, ExecutionTrace]) -> None:
     assert {rank: trace.attributes["ranks"] for rank, trace in ranks.items()} == {0: 4, 4: 4, 8: 4, 12: 4}
     trace = step.run.trace
     nodes = {node.id: node for execution in ranks.values() for node in execution.nodes}

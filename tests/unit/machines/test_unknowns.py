@@ -98,9 +98,7 @@ def unknowns_of(asked: Job) -> list[Unknown]:
         ("llama2_70b", {}, ["grouped queries", "a gated MLP"]),
     ],
 )
-def test_layers_that_no_log_has_are_said_and_widen_the_band_to_a_third(
-    model: str, changes: dict[str, object], said: list[str]
-) -> None:
+def test_new_layers_widen_a_band_to_a_third(model: str, changes: dict[str, object], said: list[str]) -> None:
     unknowns = unknowns_of(job(model, 2048, **changes))
     total = [math.hypot(unknown.log_width, 0.19) for unknown in unknowns]
     assert total == [pytest.approx(math.log(1.35), abs=0.01)] * bool(said)

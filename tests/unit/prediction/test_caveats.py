@@ -21,6 +21,7 @@ from perfsim.studies.answers import Answer, shared_caveats, weighed
 from perfsim.studies.batches import BatchCurve, BatchPoint
 
 SMALL = "cerebras_gpt_111m"
+Ask = Callable[[], ps.Prediction]
 catalog = ps.Catalog()
 
 
@@ -92,7 +93,7 @@ def studied(tokens: float | None = 4e11, target_loss: float | None = None, **cha
     return candidate
 
 
-QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
+QUESTIONS: dict[str, Ask] = {
     "calibration-borrowed": lambda: gpus(system=own_h200()),
     "device-outside": lambda: gpus(system=own_constants()),
     "experts-outside": lambda: wafers(model="mixtral_8x7b", batch=8),
@@ -221,9 +222,7 @@ def in_precision(system: str, precision: str) -> ps.Prediction:
         (lambda: scaled(0.2, -0.2), {"cluster-scaled": "warning"}),
     ],
 )
-def test_a_caveat_is_given_where_it_is_due_with_its_severity(
-    prediction: Callable[[], ps.Prediction], given: dict[str, str]
-) -> None:
+def test_a_caveat_is_given_where_due_with_its_severity(prediction: Ask, given: dict[str, str]) -> None:
     """An empty severity: it is not given. The first question has none at all."""
     severities = {caveat.code: caveat.severity for caveat in prediction().caveats}
     assert {code: severities.get(code, "") for code in given or severities} == given
@@ -305,8 +304,8 @@ def test_candidates_are_weighed_by_the_step_of_their_machine_and_by_the_tokens(f
         (lambda: wafers(layout="dp=1"), "", ""),
     ],
 )
-def test_settings_that_nobody_named_and_that_matter_are_listed_with_what_is_usual(
-    prediction: Callable[[], ps.Prediction], left: str, usual: str
+def test_settings_that_nobody_named_are_listed_with_usual_ones(
+    prediction: Ask, left: str, usual: str
 ) -> None:
     texts = [caveat.text for caveat in prediction().caveats if caveat.code == "layout-defaults"]
     said = f"left at defaults by the layout: {left}; Megatron users usually set {usual}"

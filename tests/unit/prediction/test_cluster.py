@@ -120,9 +120,7 @@ def test_a_published_run_names_its_family_and_how_far_it_is_trusted() -> None:
 
 
 @pytest.mark.parametrize("slower", [1.2, 1.02])
-def test_what_is_written_is_what_is_read_and_cases_far_apart_are_warned_of(
-    predicted: list[float], tmp_path: Path, slower: float
-) -> None:
+def test_a_scale_reads_back_and_far_cases_warn(predicted: list[float], tmp_path: Path, slower: float) -> None:
     path = measured(tmp_path, case("one", 1, slower * predicted[0]), case("eight", 8, predicted[1]))
     answer = perfsim("calibrate steps {} --out {}/ours.yaml", path, tmp_path)
     assert answer.exit_code == 0
@@ -209,9 +207,7 @@ def test_a_scale_of_another_device_or_of_another_kind_is_refused(tmp_path: Path)
         assert said in refused.stderr
 
 
-def test_a_study_and_its_sweep_name_the_scale_in_every_form_of_their_answers(
-    tmp_path: Path, write_sweep: Callable[[str], Path]
-) -> None:
+def test_study_and_sweep_name_a_scale_everywhere(tmp_path: Path, write_sweep: Callable[[str], Path]) -> None:
     """The small study with its candidate's steps scaled; the sweep next to it uses it."""
     on_wafers(tmp_path)
     sweep = write_sweep("  devices: [1, 2]")

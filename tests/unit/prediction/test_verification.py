@@ -20,6 +20,7 @@ from perfsim.work.kernels import Kernel
 
 TP2 = {"system": "dgx-h100", "devices": 16, "batch": 16}
 AGAIN = "split backward, recompute"
+Change = Callable[[Kernel], Iterable[Kernel]]
 STEPS: dict[str, dict[str, Any]] = {
     "dense": {"model": "gpt3_xl", **TP2, "layout": "tp=2,pp=2,dp=4,mbs=1,sp=true,zero=1"},
     AGAIN: {"model": "gpt3_xl", **TP2, "layout": "tp=2,pp=2,dp=4,mbs=1,schedule=zb1p,recompute=full"},
@@ -79,9 +80,7 @@ def with_works(graph: TaskGraph, change: Callable[[Work], Work]) -> TaskGraph:
     return replace(graph, works=tuple(change(work) for work in graph.works))
 
 
-def with_kernels(
-    graph: TaskGraph, change: Callable[[Kernel], Iterable[Kernel]], category: str = ""
-) -> TaskGraph:
+def with_kernels(graph: TaskGraph, change: Change, category: str = "") -> TaskGraph:
     """The graph with other kernels in its works, or in those whose category begins like this."""
 
     def changed(work: Work) -> Work:
@@ -105,9 +104,7 @@ def test_a_right_step_passes_and_says_what_was_compared_and_executed(name: str) 
     assert (few.tasks_sampled, few.tasks_total) == (4, summary.tasks_total)
 
 
-def scaled(
-    name: str, *, n: float = 1, k: float = 1, rows: int = 0, **changes: Any
-) -> Callable[[Kernel], Iterable[Kernel]]:
+def scaled(name: str, *, n: float = 1, k: float = 1, rows: int = 0, **changes: Any) -> Change:
     """The kernel of a name with another shape, and FLOPs to match, or those of some rows more."""
 
     def change(kernel: Kernel) -> Iterable[Kernel]:
@@ -149,9 +146,7 @@ def without_weight_gradients(kernel: Kernel) -> Iterable[Kernel]:
         (AGAIN, scaled("fc1", n=0.5, k=2), "fc1 is not computed again as it was in 24 layers"),
     ],
 )
-def test_products_unlike_the_models_are_named(
-    name: str, change: Callable[[Kernel], Iterable[Kernel]], words: str
-) -> None:
+def test_products_unlike_the_models_are_named(name: str, change: Change, words: str) -> None:
     step = step_of(name)
     category = "recompute" if name == AGAIN else ""
     summary = judged(step, with_kernels(step.graph, change, category), mode="full")

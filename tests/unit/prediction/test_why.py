@@ -109,7 +109,7 @@ def run_at(system: WaferClusterSpec, sequences: int, length: int) -> Evaluation:
 
 @pytest.mark.parametrize(("efficiency", "tokens"), [(1.0, 49_867), (0.23, 11_469)])
 def test_streaming_shows_in_the_simulation_where_the_formula_says(efficiency: float, tokens: int) -> None:
-    """E P b / (2 B) against the simulated step: above, next to nothing but the first weights is waited for."""
+    """E P b / (2 B) against the simulated step: above, hardly more than the first weights is waited for."""
     system = ideal_system(efficiency)
     roof = roof_tokens(efficiency * system.device.peak["bf16"], system.weight_bytes, system.io_bytes_per_s)
     assert roof == pytest.approx(tokens, abs=1)

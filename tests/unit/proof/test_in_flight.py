@@ -25,9 +25,7 @@ def off_by(order: RankOrder, more: int) -> RankOrder:
 
 @pytest.mark.parametrize("name", ["1f1b", "zb1p", "zb2p"])
 @pytest.mark.parametrize("more", [-1, 1])
-def test_a_proof_and_check_strategy_find_a_warm_up_that_is_one_too_short_or_too_long(
-    monkeypatch: pytest.MonkeyPatch, name: str, more: int
-) -> None:
+def test_a_warm_up_off_by_one_is_found(monkeypatch: pytest.MonkeyPatch, name: str, more: int) -> None:
     """The graph is in another order than the one over which memory is counted."""
     right = Schedule.orders
 

@@ -15,9 +15,7 @@ from perfsim.studies.decision import chance, duration
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(slower=st.lists(st.floats(0.2, 5.0), min_size=3, max_size=3))
-def test_head_table_page_json_and_repr_have_the_same_probability_days_and_ratio(
-    result: StudyResult, factory: ModuleType, slower: list[float]
-) -> None:
+def test_all_forms_have_one_decision(result: StudyResult, factory: ModuleType, slower: list[float]) -> None:
     """Whatever the speed of each machine, and thus whoever is first."""
     rows = [
         replace(own, time=replace(own.time, step_time_s=own.step_time_s * times, step_time_error=0.2))

@@ -63,9 +63,7 @@ def test_sources_and_traces_are_links_and_text_is_not(page: str) -> None:
     ) in written
 
 
-def test_the_installed_plotly_is_there_once_with_its_licence_and_nothing_is_loaded_from_elsewhere(
-    page: str, factory: ModuleType
-) -> None:
+def test_the_installed_plotly_is_there_once_with_licence_and_alone(page: str, factory: ModuleType) -> None:
     folder = Path(perfsim.report.__file__).parent / "vendor"
     assert (folder / f"plotly-cartesian-{get_plotlyjs_version()}.min.js.gz").is_file()
     assert "MIT License" in (folder / "LICENSE.plotly").read_text("utf-8")

@@ -60,9 +60,7 @@ UNLINKED = Simulated(events=1200, flows=0, links=0, contended_s=0.0, engine="sim
         (text.simulated(UNLINKED), "1,200 events (simpy); no link is short of bandwidth"),
     ],
 )
-def test_a_quantity_has_three_digits_a_fitting_unit_and_no_exponent_and_a_layout_only_what_is_on(
-    written: str, expected: str
-) -> None:
+def test_a_quantity_has_three_digits_and_a_unit_and_a_layout_what_is_on(written: str, expected: str) -> None:
     assert written == expected
 
 
@@ -92,9 +90,7 @@ def test_ticks_of_a_log_axis_are_written_out(values: tuple[float, float], writte
 
 
 @pytest.mark.parametrize(("columns", "width"), [("20", 40), ("60", 60), ("132", 132), ("", 100)])
-def test_tables_are_as_wide_as_the_terminal_and_at_least_40(
-    monkeypatch: pytest.MonkeyPatch, columns: str, width: int
-) -> None:
+def test_tables_fill_the_terminal_or_40(monkeypatch: pytest.MonkeyPatch, columns: str, width: int) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr("sys.__stdout__", None)  # a pipe
     assert text.terminal_width() == width

@@ -21,9 +21,7 @@ Write = Callable[[str], Path]
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_sweep_that_is_ended_at_any_time_is_resumed_to_the_same_rows(
-    write_sweep: Write, tmp_path: Path, sent: signal.Signals
-) -> None:
+def test_an_ended_sweep_resumes_to_its_rows(write_sweep: Write, tmp_path: Path, sent: signal.Signals) -> None:
     path = write_sweep(GRID)
     whole = run_sweep(load_sweep(str(path)), tmp_path / "whole.sqlite", jobs=1)
     out = tmp_path / "out"

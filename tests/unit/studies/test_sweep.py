@@ -25,6 +25,7 @@ from perfsim.studies.spec import ConvergenceSpec, Point, StudySpec, digests
 from perfsim.studies.store import Store, Stored
 
 Write = Callable[[str], Path]
+Make = Callable[..., StudySpec]
 
 GRID = "  devices: [1, 2, 4]\n  recipe.global_batch_size: [2, 8]"
 """Four systems get nothing of two sequences: one point without a plan."""
@@ -93,9 +94,7 @@ def test_a_complete_sweep_on_read_only_media_is_answered_and_an_incomplete_one_i
     assert (sorted(store.parent.iterdir()), store.read_bytes()) == before
 
 
-def test_a_larger_grid_computes_what_is_new(
-    write_sweep: Write, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_new_points_are_run(write_sweep: Write, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_sweep(load_sweep(str(write_sweep(GRID))), store, jobs=1)
     larger = load_sweep(str(write_sweep("  devices: [1, 2, 4]\n  recipe.global_batch_size: [8, 16, 2]")))
     assert plan_sweep(larger, store).stored == 6
@@ -205,9 +204,7 @@ def test_an_answer_is_found_again_by_a_later_reader(tmp_path: Path) -> None:
     ],
     ids=["no database", "another layout", "a folder"],
 )
-def test_what_is_no_store_is_refused_and_left_as_it_is(
-    tmp_path: Path, make: Callable[[Path], object], said: str
-) -> None:
+def test_what_is_no_store_is_left_alone(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
     path = tmp_path / "points.sqlite"
     make(path)
     before = path.read_bytes() if path.is_file() else None
@@ -216,7 +213,7 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(
     assert before == (path.read_bytes() if path.is_file() else None)
 
 
-def test_what_decides_an_answer_changes_the_digest(study_of: Callable[..., StudySpec]) -> None:
+def test_what_decides_an_answer_changes_the_digest(study_of: Make) -> None:
     base = study_of()
     system = base.candidates[0].system
     slow = PerturbationSpec.model_validate({"stragglers": [{"rank": 0, "factor": 2.0}]})
@@ -237,9 +234,7 @@ def test_what_decides_an_answer_changes_the_digest(study_of: Callable[..., Study
     assert len(set(digests([base, *changed]))) == 1 + len(changed)
 
 
-def test_the_digest_has_the_version_but_no_words(
-    study_of: Callable[..., StudySpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_has_the_version_but_no_words(study_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     base = study_of()
     before = digests([base])
     model = base.model.model_copy(update={"description": "other words", "sources": {}})

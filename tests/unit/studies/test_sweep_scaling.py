@@ -122,9 +122,7 @@ def test_equal_devices_follow_ideal_scaling_and_an_end_that_is_not_reached_is_no
 
 
 @pytest.mark.parametrize(("fixed_s", "devices"), [(0.001, 8), (0.1, 64), (20.0, 4096), (0.0, 8)])
-def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
-    monkeypatch: pytest.MonkeyPatch, fixed_s: float, devices: int
-) -> None:
+def test_the_best_batch_is_closed_form(monkeypatch: pytest.MonkeyPatch, fixed_s: float, devices: int) -> None:
     """A step of a + b B / n takes least time to the target at B = sqrt(a n B_crit / b)."""
     critical = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
     target = Target(4e11, critical)

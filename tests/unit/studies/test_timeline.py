@@ -54,9 +54,7 @@ def test_joined_bars_keep_the_step_and_busy_times_down_to_one_a_kind_and_lane(gp
     assert len(grouped(bars, 5)) == len(_busy_s(bars))
 
 
-def test_some_devices_stand_for_all_the_first_and_the_last_among_them(
-    gpus: Evaluation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_some_devices_stand_for_all_with_both_ends(gpus: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
     both = {bar.lane for bar in timeline(gpus) if bar.lane.endswith("/compute")}
     monkeypatch.setattr(timeline_module, "MOST_DEVICES", 1)
     assert {bar.lane for bar in timeline(gpus) if bar.lane.endswith("/compute")} == {min(both)} < both

@@ -45,9 +45,7 @@ def refused(folder: Path, text: str, name: str = "asked.yaml") -> str:
         (GPUS, {"runtime.software_release": "r1.7"}, "software_release changes nothing on dgx-a100-80gb"),
     ],
 )
-def test_a_question_with_what_its_machine_does_not_read_is_refused(
-    asked: dict[str, Any], change: dict[str, Any], said: str
-) -> None:
+def test_what_a_machine_ignores_is_refused(asked: dict[str, Any], change: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         question_of(asked | change)
     question_of(WAFERS | {"runtime": "csoft_1p7"})

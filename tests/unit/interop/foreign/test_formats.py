@@ -52,9 +52,7 @@ LEVELS = "\n".join(f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(
         ("bomb.yaml", "", "more than 100000 keys|no known format"),
     ],
 )
-def test_a_file_that_cannot_be_read_in_a_format_is_refused(
-    tmp_path: Path, name: str, format_name: str, message: str
-) -> None:
+def test_a_file_of_another_form_is_refused(tmp_path: Path, name: str, format_name: str, message: str) -> None:
     (tmp_path / "shape.json").write_text('{"a": 1, "hidden_siz": 64}', encoding="utf-8")
     (tmp_path / "bomb.yaml").write_text(f"a0: &a0 {{x: 1}}\n{LEVELS}\nmodel_type: llama\nhidden_size: 64\n")
     with pytest.raises(InputError, match=message):

@@ -15,6 +15,7 @@ from perfsim.interop.tool import Step
 from perfsim.specs.layout import text_of
 from perfsim.specs.model import TransformerConfig
 
+Import = Callable[..., Imported]
 ARGUMENTS = {
     "bf16": True,
     "global_batch_size": 16,
@@ -55,7 +56,7 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_step_is_the_median_of_its_batch_size_but_the_first_line(imported: Callable[..., Imported]) -> None:
+def test_a_step_is_the_median_of_its_batch_size_but_the_first_line(imported: Import) -> None:
     lines = line(10, 5000.0) + line(20, 101.0) + line(30, 103.0) + line(40, 102.0)
     assert imported(log(lines)).steps == (Step(16, pytest.approx(0.102), 3),)
     both = [line(n, 100.0) for n in range(5)] + [line(n, 200.0, 32) for n in range(5, 10)]
@@ -65,7 +66,7 @@ def test_a_step_is_the_median_of_its_batch_size_but_the_first_line(imported: Cal
     assert imported(log(seconds)).steps == (Step(0, 2.5, 1),)
 
 
-def test_a_log_has_its_model_and_the_steps_of_two_intervals(imported: Callable[..., Imported]) -> None:
+def test_a_log_has_its_model_and_the_steps_of_two_intervals(imported: Import) -> None:
     text = log(*(line(n, 100.0 + 10 * (n > 4)) for n in range(9)))
     result = imported(text, "ours.log")
     assert (result.kind, result.devices) == ("model", 8)
@@ -98,9 +99,7 @@ LATENT = EXPERTS | {"kv_channels": None, "multi_latent_attention": True, "q_lora
 
 
 @pytest.mark.parametrize("changes", [EXPERTS, LATENT], ids=["experts", "latent attention"])
-def test_measured_steps_keep_the_model_and_the_layout_of_the_run(
-    imported: Callable[..., Imported], changes: dict[str, object]
-) -> None:
+def test_measured_steps_keep_model_and_layout(imported: Import, changes: dict[str, object]) -> None:
     text = log(*(line(n, 100.0) for n in range(9)), **changes)
     model = imported(text, "ours.log")
     document = imported(text, "ours.log", system="dgx-h100").document

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.proof import interpreter
 from perfsim.proof.exchange import EXCHANGES
@@ -128,11 +127,6 @@ def test_a_proof_says_what_of_its_model_it_does_not_execute() -> None:
     assert "Not executed: multi-token prediction over tensor peers." in said
     answer = prove_all(Request("gpt_oss_120b", layout="dp=1", batch=1, orders=0)).as_dict()
     assert "Not executed" not in " ".join(proof_lines(answer))
-
-
-def test_what_is_not_executed_with_experts_is_refused() -> None:
-    with pytest.raises(InputError, match="experts are not executed with shard_group 2"):
-        prove_all(Request("mixtral_8x7b", layout="dp=4,zero=1,shard_group=2", orders=1))
 
 
 def test_every_expert_has_equally_many_tokens_of_a_sequence_and_half_its_capacity_keeps_the_first() -> None:

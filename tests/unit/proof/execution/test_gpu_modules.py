@@ -11,6 +11,7 @@ from perfsim.proof.prove import Request, Subject, plans_of, prove_all
 from perfsim.specs.layout import ParallelLayout
 
 EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64, "shared_ffn_hidden_size": 32}
+Make = Callable[..., Subject]
 MODELS: dict[str, dict[str, Any]] = {
     "two, tied": {"mtp_num_layers": 2},
     "attention beside the MLP": {"mtp_num_layers": 1, "norms_per_layer": 1, "head_bias": True},
@@ -31,9 +32,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_rank_with_modules_computes_what_serial_training_does(
-    toy_subject: Callable[..., Subject], model: str, layout: str
-) -> None:
+def test_a_rank_with_modules_computes_as_serial_training(toy_subject: Make, model: str, layout: str) -> None:
     """The second stage in a V waits for the gathered LM head before the first of its modules."""
     overlaps = {"overlap_grad_reduce": True, "overlap_param_gather": True}
     small = toy_subject(LAYOUTS[layout], overlaps, **MODELS[model])
@@ -42,9 +41,7 @@ def test_a_rank_with_modules_computes_what_serial_training_does(
 
 
 @pytest.mark.parametrize("name", ["mtp_joint", "mtp_norm.scale", "head_words", "words"])
-def test_a_gradient_that_a_module_leaves_out_is_found(
-    toy_subject: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_gradient_left_out_is_found(toy_subject: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     small = toy_subject(LAYOUTS["none"], **MODELS["two, tied"])
     assert small.faults() == []
     right = Block.take_weights
@@ -55,7 +52,7 @@ def test_a_gradient_that_a_module_leaves_out_is_found(
 
 
 @pytest.mark.parametrize("layout", ["recomputed", "the MLP alone", "norms alone, split"])
-def test_faults_in_a_layout_with_modules_are_caught(toy_subject: Callable[..., Subject], layout: str) -> None:
+def test_faults_in_a_layout_with_modules_are_caught(toy_subject: Make, layout: str) -> None:
     right = toy_subject(LAYOUTS[layout], **MODELS["two with experts, untied"])
     assert try_all(right, every=61).survivors == []
 

@@ -118,9 +118,7 @@ SHARES = ("streamed weights", "gradients", "parameters", "optimizer")
         (0.5, (3 / 4, 1, 1, 1)),
     ],
 )
-def test_dram_is_filled_with_what_moves_most_and_only_what_exceeds_it_is_in_flash(
-    dram_bytes_a_parameter: float, in_flash: tuple[float, ...]
-) -> None:
+def test_dram_takes_what_moves_most_first(dram_bytes_a_parameter: float, in_flash: tuple[float, ...]) -> None:
     """2 B of weights, 4 of summed gradients, 4 of the master copy, 8 of moments, on ten servers."""
     dram = f"{dram_bytes_a_parameter * COUNTS.total / 10} B"
     store = store_of(passes=2, **{"memoryx.server.dram.capacity": dram})

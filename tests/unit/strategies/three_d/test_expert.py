@@ -61,9 +61,7 @@ def groups(graph: TaskGraph, name: str) -> set[RankGroup | None]:
     ],
 )
 @pytest.mark.parametrize("spread", [0.0, 0.3])
-def test_tokens_travel_there_and_back_in_each_direction(
-    dispatcher: str, top_k: int, times: int, spread: float
-) -> None:
+def test_tokens_go_there_and_back_both_ways(dispatcher: str, top_k: int, times: int, spread: float) -> None:
     """A token goes to its k experts, or to all 8 ranks; of drawn routing the fullest rank counts."""
     recipe = {"dispatcher": dispatcher, "routing": "drawn", "routing_spread": spread}
     job = job_of(recipe=recipe, top_k=top_k)

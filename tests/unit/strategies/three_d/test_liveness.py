@@ -112,9 +112,7 @@ def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
 
 
 @pytest.mark.parametrize("grows", [False, True])
-def test_activations_of_all_stages_grow_with_their_number_and_with_its_square_where_the_model_grows_too(
-    peak_live_bytes: Peaks, grows: bool
-) -> None:
+def test_activations_grow_with_stages_and_squared_with_the_model(peak_live_bytes: Peaks, grows: bool) -> None:
     """Layers T (p + 1) / 2 under 1F1B, of 24 layers or of 3 a stage: only so is a quoted O(N^2) right."""
     sums = []
     for p in (1, 2, 4, 8):

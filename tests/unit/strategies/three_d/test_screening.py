@@ -63,9 +63,7 @@ EXACT: dict[str, tuple[ParallelLayout, dict[str, float]]] = {
 
 
 @pytest.mark.parametrize(("layout", "seconds"), EXACT.values(), ids=EXACT)
-def test_recompute_collectives_and_all_after_the_last_backward_are_counted(
-    layout: ParallelLayout, seconds: dict[str, float]
-) -> None:
+def test_recompute_collectives_and_end_are_counted(layout: ParallelLayout, seconds: dict[str, float]) -> None:
     estimated, simulated = both(toys.plan("3d", toys.job(8), layout), LAYERS | seconds)
     assert estimated == pytest.approx(simulated)
 
@@ -119,9 +117,7 @@ shares = st.tuples(*[st.floats(0.0, 1.0)] * 2)
 
 
 @given(pairs, shares)
-def test_a_hidden_second_costs_what_the_engine_makes_of_it_and_less_than_a_second(
-    taken: tuple[float, float], limits: tuple[float, float]
-) -> None:
+def test_a_hidden_second_costs_as_simulated(taken: tuple[float, float], limits: tuple[float, float]) -> None:
     """Also where communications of a machine without a calibration would take more than there is."""
     longer = sum(part * excess(out) for part, out in zip(limits, taken, strict=True))
     (lost,) = _lost(np.array([taken]), np.array([limits]))[0]
@@ -144,9 +140,7 @@ def error(question: Question) -> float:
 @pytest.mark.parametrize("sequence_parallel", ["true", "false"])
 @pytest.mark.parametrize("batch", [64, 128])
 @pytest.mark.parametrize("chunks", [2, 11, 22])
-def test_chunks_whose_reductions_and_received_tensors_are_exposed_are_within_two_percent(
-    chunks: int, batch: int, sequence_parallel: str
-) -> None:
+def test_exposed_chunks_are_within_2_percent(chunks: int, batch: int, sequence_parallel: str) -> None:
     layout = f"tp=8,pp=2,dp=16,mbs=1,schedule=interleaved,vpp={chunks},zero=0,sp={sequence_parallel}"
     assert abs(error(asked("gpt3_20b", "dgx-a100-80gb", 256, batch, layout=layout))) <= 0.02
 

@@ -149,9 +149,7 @@ def test_passes_are_joined_where_rows_travel_and_a_micro_batch_is_not_alone() ->
 
 
 @pytest.mark.parametrize(("pipeline", "stages"), [(4, (15, 15, 16, 15)), (2, (31, 30)), (1, (61,))])
-def test_layers_that_do_not_divide_are_given_to_stages_as_evenly_as_can_be(
-    pipeline: int, stages: tuple[int, ...]
-) -> None:
+def test_layers_that_do_not_divide_are_spread_evenly(pipeline: int, stages: tuple[int, ...]) -> None:
     plan = toys.plan("3d", toys.job(64, num_layers=61), ParallelLayout(pipeline=pipeline))
     given = plan.layout.layers_per_stage
     assert given == (stages if len(set(stages)) > 1 else None)

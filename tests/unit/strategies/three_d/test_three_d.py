@@ -157,9 +157,7 @@ def test_the_split_leaves_the_flop_of_a_step_as_they_are(schedule: str, recomput
         ("v-min", (4 * 4 - 5) / 2),
     ],
 )
-def test_with_equal_passes_the_step_is_its_work_and_the_published_bubble(
-    schedule: str, bubble: float, microbatches: int
-) -> None:
+def test_equal_passes_take_work_and_published_bubble(schedule: str, bubble: float, microbatches: int) -> None:
     if schedule in ("interleaved", "v-half", "v-min"):
         microbatches *= 4  # whole groups, or micro-batches for every stage
     job = toys.job(microbatches, tied_embeddings=False)
