@@ -40,16 +40,8 @@ PRICES: dict[str, tuple[dict[str, Any], tuple[Any, ...], float]] = {
     "an update takes its arithmetic": ({"memoryx.server.arithmetic": 1e10}, UPDATE, 15e9 / 1e11),
     "a part of a gradient shows no hops": ({}, ("reduce_part", 3e9), 3 / 150),
     "the last chunk of a gradient does": ({}, ("reduce", 3e9), 3 / 150 + HOPS_S),
-    "a slow server delays what enters it": (
-        {"memoryx.server.bandwidth": 5e9},
-        ("reduce", 3e9),
-        3 / 50 + HOPS_S,
-    ),
-    "a slow server does not delay a sum in the tree": (
-        {"memoryx.server.bandwidth": 5e9},
-        ("reduce_in_tree", 3e9),
-        3 / 150 + HOPS_S,
-    ),
+    "a slow server delays what enters": ({"memoryx.server.bandwidth": 5e9}, ("reduce", 3e9), 3 / 50 + HOPS_S),
+    "and no sum in the tree": ({"memoryx.server.bandwidth": 5e9}, ("reduce_in_tree", 3e9), 3 / 150 + HOPS_S),
 }
 
 

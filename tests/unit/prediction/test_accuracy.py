@@ -31,14 +31,9 @@ HERE = Traits(
     shards=1,
     micro_batch_size=2,
 )
-LIKE = Traits.together(
-    [
-        replace(
-            HERE, memory_bytes_per_s=1.5e12, tensor=False, parameters=1e9, num_devices=64, micro_batch_size=1
-        ),
-        replace(HERE, parameters=100e9, num_devices=512, micro_batch_size=8),
-    ]
-)
+LARGE = replace(HERE, parameters=100e9, num_devices=512, micro_batch_size=8)
+SMALL = replace(HERE, parameters=1e9, num_devices=64, micro_batch_size=1)
+LIKE = Traits.together([replace(SMALL, memory_bytes_per_s=1.5e12, tensor=False), LARGE])
 BAND = {"base": 0.2, "slope": 0.1, "unshared": 0.5, "classes": {"experts": 1.5, "new, 16 bits, experts": 1.2}}
 
 

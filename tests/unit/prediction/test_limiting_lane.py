@@ -38,27 +38,18 @@ CS_2 = default_catalog().system("cs-2", **{"device.calibration.row_s": "0 s"})
 WAY = {"io_ports": 24, "swarmx.bandwidth": "300 GB/s", "memoryx.server.bandwidth": "25 GB/s"}
 """Twice the way between MemoryX and the wafer."""
 FAST_FLASH = {"memoryx.server.flash.bandwidth": "25 GB/s"}
+SAMPLES = "activation_servers.bandwidth"
+UPDATES = "memoryx.server.arithmetic"
+ARITHMETIC = "the arithmetic of MemoryX's servers"
 BOUND = {
     "flash": Bound("gpt_1t", 9, {}, "flash", "MemoryX's flash", FAST_FLASH),
     "input": Bound(
-        "gpt3_20b",
-        4,
-        {"activation_servers.bandwidth": "10 kB/s"},
-        "input",
-        "the activation servers",
-        {"activation_servers.bandwidth": "20 kB/s"},
+        "gpt3_20b", 4, {SAMPLES: "10 kB/s"}, "input", "the activation servers", {SAMPLES: "20 kB/s"}
     ),
     "ports": Bound("gpt3_20b", 4, {"io_ports": 6}, "exposed streaming", "the I/O ports", {"io_ports": 12}),
-    "all of the way": Bound(
-        "gpt3_20b", 4, {}, "exposed streaming", "the I/O ports, SwarmX and MemoryX's servers", WAY
-    ),
+    "way": Bound("gpt3_20b", 4, {}, "exposed streaming", "the I/O ports, SwarmX and MemoryX's servers", WAY),
     "updates": Bound(
-        "gpt3_20b",
-        4,
-        {"memoryx.server.arithmetic": "0.03 TFLOP/s"},
-        "update bubble",
-        "the arithmetic of MemoryX's servers",
-        {"memoryx.server.arithmetic": "0.06 TFLOP/s"},
+        "gpt3_20b", 4, {UPDATES: "30 GFLOP/s"}, "update bubble", ARITHMETIC, {UPDATES: "60 GFLOP/s"}
     ),
 }
 bounds = pytest.mark.parametrize("bound", BOUND.values(), ids=BOUND)

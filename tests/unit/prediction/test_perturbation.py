@@ -1,5 +1,7 @@
 """Steps, points and studies under perturbations, and collectives as the steps of their algorithm."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -89,21 +91,13 @@ def test_a_straggler_delays_by_its_factor_at_most(machine: str, request: pytest.
     assert evaluation.step_time_s <= times[0] <= times[1] <= 2.0 * evaluation.step_time_s
 
 
-STUDY = {
-    "name": "tiny_study",
-    "model": "gpt3_xl",
-    "recipe": "gpt3_20b_chinchilla",
-    "candidates": [{"strategy": "weight-streaming", "system": "cs-2", "devices": [2]}],
-    "batch_sizes": [8],
-    "sampling": {"tasks": 0},
-}
+WAFERS = {"strategy": "weight-streaming", "system": "cs-2", "devices": [2]}
 DISTURBED = {"perturbations": {"seed": 3, "stragglers": [{"rank": 1, "factor": 1.5}]}}
 
 
-def test_a_disturbed_study_takes_longer_by_its_step_and_says_so() -> None:
-    calm, rough = (ps.study({**STUDY, **changes}) for changes in ({}, DISTURBED))
-    before = calm.candidates[0]
-    after = rough.candidates[0]
+def test_a_disturbed_study_takes_longer_by_its_step_and_says_so(study_of: Callable[..., ps.Study]) -> None:
+    studies = (study_of(candidates=[WAFERS], **changes) for changes in ({}, DISTURBED))
+    before, after = (ps.study(study).candidates[0] for study in studies)
     assert before.perturbed is None
     assert after.perturbed.unperturbed_step_time_s == before.step_time_s
     slowdown = after.step_time_s / before.step_time_s

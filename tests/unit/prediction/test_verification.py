@@ -132,11 +132,7 @@ def without_weight_gradients(kernel: Kernel) -> Iterable[Kernel]:
         ("dense", without_weight_gradients, "lm_head (wgrad) is missing in LM head"),
         ("dense", scaled("fc2", k=0.5), "fc2 (forward): row in 2 parts came out wrong"),
         ("dense", scaled("fc1.dgrad", k=0.5), "fc1 (dgrad): column in 2 parts came out wrong"),
-        (
-            "dense",
-            lambda kernel: (kernel._replace(m=kernel.m and kernel.m + 1),),
-            "has FLOPs unlike its shape",
-        ),
+        ("dense", lambda one: (one._replace(m=one.m and one.m + 1),), "has FLOPs unlike its shape"),
         (
             "dense",
             lambda kernel: (kernel._replace(name=kernel.name.replace("fc1", "fc3")),),

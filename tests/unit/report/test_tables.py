@@ -5,7 +5,6 @@ import math
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,19 +13,6 @@ from perfsim.base.errors import InputError, PerfsimError
 from perfsim.report.page import Page, Section
 from perfsim.report.table import Cell, Table, document_text, plain, write_table
 from perfsim.report.text import COUNT, FEW, NUMBER
-
-ROWS: list[dict[str, Any]] = [
-    {"name": 'a, "b"', "seconds": 0.1 + 0.2, "steps": 3, "fits": True, "note": None, "mixed": 1, "or": True},
-    {
-        "name": "=cmd()",
-        "seconds": None,
-        "steps": 10**12,
-        "fits": False,
-        "note": None,
-        "mixed": "x",
-        "or": "x",
-    },
-]
 
 
 def test_markdown_has_headings_leads_and_aligned_tables() -> None:
@@ -41,10 +27,10 @@ def test_markdown_has_headings_leads_and_aligned_tables() -> None:
 
 def test_another_suffix_or_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"written as .csv or .parquet"):
-        write_table(ROWS, tmp_path / "rows.xlsx")
+        write_table([{"name": "a"}], tmp_path / "rows.xlsx")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(PerfsimError, match=r"perfsim\[parquet\]"):
-        write_table(ROWS, tmp_path / "rows.parquet")
+        write_table([{"name": "a"}], tmp_path / "rows.parquet")
 
 
 def test_a_document_has_sorted_keys_and_every_digit_and_what_is_not_finite_is_null() -> None:

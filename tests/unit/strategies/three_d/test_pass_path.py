@@ -20,12 +20,7 @@ from perfsim.strategies.three_d.space import Columns
 
 QUESTIONS = {
     "dense": {"model": "gpt3_20b", "system": "dgx-a100-80gb", "devices": 128, "batch": 512},
-    "tensor groups over nodes": {
-        "model": "gpt3_175b",
-        "system": "dgx-a100-80gb",
-        "devices": 512,
-        "batch": 1536,
-    },
+    "groups over nodes": {"model": "gpt3_175b", "system": "dgx-a100-80gb", "devices": 512, "batch": 1536},
     "experts": {"model": "deepseek_v3", "system": "dgx-h100", "devices": 256, "batch": 2048},
     "NVL72": {"model": "llama31_70b", "system": "gb200-nvl72", "devices": 144, "batch": 576},
 }

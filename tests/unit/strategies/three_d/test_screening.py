@@ -47,18 +47,12 @@ TAIL = {
     "optimizer": 1.0,
     "data.all_gather": 4.0,
 }
+DENSE_MODES = [name for name in MODES if "latents" not in name]
 AGAIN = {"attention.recompute": 0.5, "mlp.recompute": 0.7, "tensor.all_reduce": 0.1}
 EXACT: dict[str, tuple[ParallelLayout, dict[str, float]]] = {
-    **{
-        f"recompute {name}": (ParallelLayout(tensor=2, recompute=name), AGAIN)
-        for name in MODES
-        if "latents" not in name
-    },
+    **{f"recompute {name}": (ParallelLayout(tensor=2, recompute=name), AGAIN) for name in DENSE_MODES},
     "a reduction, the tied table and the update": (ParallelLayout(pipeline=2, data=2), TAIL),
-    "a scatter and a gather in place of the reduction": (
-        ParallelLayout(pipeline=2, data=2, zero_stage=1),
-        TAIL,
-    ),
+    "a scatter and a gather in its place": (ParallelLayout(pipeline=2, data=2, zero_stage=1), TAIL),
 }
 
 

@@ -18,6 +18,8 @@ from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.testing import toys
 from perfsim.work import TaskGraph
 
+LARGE = ParallelLayout(micro_batch_size=16)
+
 
 def graph(layout: ParallelLayout, job: Job | None = None, name: str = "3d") -> TaskGraph:
     return (toys.plan(name, job or toys.job(), layout)).graph()
@@ -48,13 +50,8 @@ def test_tensor_ranks_gather_what_was_cast_before_and_sum_in_16_bits(precision: 
 @pytest.mark.parametrize(
     ("layout", "capacity_gib", "part", "change"),
     [
-        (ParallelLayout(micro_batch_size=16), 16, "activations", "recompute none → full, which fits"),
-        (
-            ParallelLayout(micro_batch_size=16, recompute="selective"),
-            13,
-            "activations",
-            "micro_batch_size 16 → 2",
-        ),
+        (LARGE, 16, "activations", "recompute none → full, which fits"),
+        (replace(LARGE, recompute="selective"), 13, "activations", "micro_batch_size 16 → 2"),
         (ParallelLayout(data=8), 10, "optimizer", "zero_stage 0 → 1"),
         (ParallelLayout(), 10, "optimizer", "tensor 1 → 2 on 2 devices, which fits"),
         (ParallelLayout(), 0.25, "optimizer", ""),
