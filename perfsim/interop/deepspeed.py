@@ -99,6 +99,7 @@ ROWS: tuple[Row, ...] = (
     Row.spelled("recipe.reduce_precision", "communication_data_type", {None: "fp32", **WIRES}, _wire),
     Row.grad_bucket("zero_optimization.reduce_bucket_size"),
     Row.optimizer("deepspeed", "optimizer.type"),
+    Row.spelled("recipe.optimizer", "zero_allow_untested_optimizer", {"sgd": True}),  # ZeRO needs it
     Row.known("_comments steps_per_print wall_clock_breakdown"),
     Row.refuses("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32")),
     Row.lacks("model", f"the model, which the training script builds: {tool.SHAPE}"),

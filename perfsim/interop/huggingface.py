@@ -94,8 +94,6 @@ def _bert_parts(settings: Settings) -> dict[str, int]:
     return parts
 
 
-GPT: Fields = {}
-"""The defaults: LayerNorm, biases everywhere, learned positions, tied head, no gate."""
 LLAMA: Fields = {
     "gated_mlp": True,
     "tied_embeddings": False,
@@ -124,8 +122,9 @@ def _biases(read: Read) -> Fields:
 
 _AS_LLAMA = (
     "llama mistral mixtral ministral internlm3 baichuan yi Yi deepseek granite granitemoe smollm3 aquila "
-    "llama4_text exaone helium ernie4_5 dbrx phi3 deepseek_v2 deepseek_v3 kimi_k2 ernie4_5_moe"
+    "llama4_text exaone helium ernie4_5 dbrx phi3 deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 ernie4_5_moe"
 )
+_AS_QWEN3 = "qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text dots1 exaone4 hunyuan_v1_dense"
 FALCON: Fields = {
     **_biases(_flag("bias")),
     "position_embedding": _if("alibi", "alibi", "rotary"),
@@ -133,11 +132,11 @@ FALCON: Fields = {
     "norms": _falcon_norms,
 }
 FAMILIES: Mapping[str, Fields] = {
-    "gpt2": GPT,
+    # The defaults: LayerNorm, biases everywhere, learned positions, tied head, no gate.
+    "gpt2": {},
     "gpt_bigcode": {"num_query_groups": _if("multi_query", 1, default=True)},
     "gpt_neo": {"attention_bias": False, "output_bias": True},
-    "gptj": GPTJ,
-    "codegen": GPTJ,
+    **dict.fromkeys(("gptj", "codegen"), GPTJ),
     "gpt_neox": {"position_embedding": "rotary", "tied_embeddings": False},
     "opt": {
         **_biases(_flag("enable_bias", default=True)),
@@ -180,9 +179,9 @@ FAMILIES: Mapping[str, Fields] = {
     "gemma3_text": {**GEMMA2, "qk_norm": _of_each_head},
     # The file gives gate and up together.
     "qwen": {**QWEN2, "ffn_hidden_size": lambda s: s.ours["model.ffn_hidden_size"] // 2},
-    "qwen2": QWEN2,
+    **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), QWEN2),
     "qwen2_moe": {**QWEN2, "shared_gate": True},
-    **dict.fromkeys(("qwen3", "qwen3_moe", "exaone4", "hunyuan_v1_dense"), QWEN3),
+    **dict.fromkeys(_AS_QWEN3.split(), QWEN3),
     "seed_oss": {**LLAMA, "output_bias": _flag("attention_out_bias")},
     "arcee": {**LLAMA, "gated_mlp": False},
     "apertus": {**QWEN3, "gated_mlp": False, "parts": lambda s: {"xIELU": 2 * s.ours["model.num_layers"]}},
@@ -208,7 +207,7 @@ FAMILIES: Mapping[str, Fields] = {
         "router_bias": True,
         "parts": lambda s: {"attention sinks": s.ours["model.num_layers"] * s.ours[_HEADS]},
     },
-    **dict.fromkeys(("bert", "roberta"), BERT),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), BERT),
     **dict.fromkeys(_AS_LLAMA.split(), LLAMA),
 }
 _NOT_DESCRIBED = {
@@ -217,6 +216,8 @@ _NOT_DESCRIBED = {
     "a model with recurrent layers": "jamba bamba zamba zamba2 nemotron_h recurrent_gemma qwen3_next "
     "falcon_h1 granitemoehybrid kimi_linear lfm2 minimax minimax_text_01",
     "no language model": "vit clip siglip dinov2 wav2vec2 swin convnext",
+    "an encoder of its own build": "albert distilbert deberta deberta-v2 electra modernbert xlnet",
+    "a decoder of its own build": "nemotron-nas openelm gemma3n_text mllama_text_model hunyuan arctic",
 }
 OTHER_KINDS = {family: kind for kind, families in _NOT_DESCRIBED.items() for family in families.split()}
 """What is not described at all, by `model_type`."""
@@ -230,8 +231,8 @@ OMITTED = {"gemma3_text": _GEMMA3 | _GEMMA3_HEADS, "falcon": {"max_position_embe
 """What files of a family leave to the defaults of transformers."""
 ALIBI_BLOOM_POSITIONS = 2048
 """Longest sequence where a file with ALiBi positions gives none."""
-ALTERNATING = {"gpt_oss": 2, "gemma2": 2}
-"""Families whose layers have a window and all positions in turn, beginning with a window."""
+ALTERNATING = {"gpt_oss": 2, "gemma2": 2, "gpt_neo": 2}
+"""Families whose layers have a window and all positions in turn."""
 HIDDEN = "hidden_size n_embd d_model n_embed dim"
 LAYERS = "num_hidden_layers n_layer n_layers num_layers"
 HEADS = "num_attention_heads n_head n_heads num_heads"
@@ -316,6 +317,7 @@ BLOCKS: tuple[Row, ...] = (
         Row("model.expert_layers", f"{EXPERT_LAYERS} mlp_only_layers", read=_expert_layers),
         Row("model.router_bias", "topk_method", read=lambda s: s.text("topk_method") == "noaux_tc" or None),
         Row.noted("attention in chunks of {} positions; taken as full attention", "attention_chunk_size"),
+        Row.noted("attention to {} positions of an indexer; taken as full attention", "index_topk"),
         Row.same("model.experts.groups", "n_group", default=1),
         Row.same("model.experts.top_groups", "topk_group", default=1),
     ),
@@ -380,7 +382,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     settings.read(BLOCKS)
     settings.ours |= _window(settings, family)
     if family == "gpt_neo":
-        settings.gap("local attention in every second layer; taken as full attention")
+        settings.gap("attention in a window in the even layers; described in the odd ones")
     if family == "gpt_neox" and settings.flag("use_parallel_residual", default=True):
         settings.gap("attention and MLP that read the same input, each by its own norm")
     if section:

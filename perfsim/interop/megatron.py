@@ -654,8 +654,7 @@ def _recognise(text: Any) -> bool:
     if not isinstance(text, str):
         return False
     dump = bool(DUMPED.search(text)) and re.search(r"\bnum_layers \.{2,}", text) is not None
-    flags = "--num-layers" in text and "--hidden-size" in text
-    return dump or flags or _steps(text) != ()
+    return dump or ("--num-layers" in text and "--hidden-size" in text) or _steps(text) != ()
 
 
 def _read(source: Source, _text: Any) -> Reading:

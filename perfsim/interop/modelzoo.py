@@ -36,6 +36,7 @@ RATES = {True: DROPOUT, False: 0.0}
 RATE_KEYS = [f"model.{part}dropout_rate" for part in ("", "attention_", "residual_")]
 WINDOW = "model.attention_sliding_window_length"
 SHIFTLESS = ("rmsnorm", "biasless-layernorm")
+NORMS = {False: SHIFTLESS[0], True: None}  # by whether layers have biases
 
 
 def _uneven(chosen: Chosen) -> str:
@@ -157,7 +158,7 @@ ROWS: tuple[Row, ...] = (
     Row.same("model.head_bias", "model.use_bias_in_output", default=_is_encoder),
     Row("model.causal", read=lambda s: not _is_encoder(s)),
     Row("model.final_norm", read=lambda s: not _is_encoder(s)),
-    Row("model.norm_vectors", "model.norm_type", read=_norm_vectors),
+    Row("model.norm_vectors", "model.norm_type", lambda c: NORMS[c.job.model.bias], _norm_vectors),
     Row("model.norms", "model.norm_first_sandwich", read=_norms),
     Row("model.parts", "model.embedding_layer_norm", read=_parts),
     *tool.experts(

@@ -75,7 +75,8 @@ def _modules(chosen: Chosen) -> list[list[str]] | None:
         return None
     ends = [0, *accumulate(chosen.layout.layers_per_stage)]
     stages = [[f"layers.{layer}" for layer in range(*between)] for between in pairwise(ends)]
-    return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output"]]
+    # The head is `output`, and `lm_head` since 2026; torchtitan passes over names that a model lacks.
+    return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output", "lm_head"]]
 
 
 def _async(chosen: Chosen) -> bool:

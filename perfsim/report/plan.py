@@ -8,6 +8,7 @@ from typing import Any
 from perfsim.base.groups import listed
 from perfsim.base.text import number
 from perfsim.base.units import DAY_S
+from perfsim.interop import gaps_of
 from perfsim.prediction.caveats import Caveat
 from perfsim.report import text
 from perfsim.report.table import Cell, Field, Table, document_text, plain
@@ -163,6 +164,7 @@ def _deciding(planned: Planned) -> Iterator[str]:
             f"{number(other.gain)} times the tokens a second and device."
         )
     yield from (words for severity, words in _caveats(planned) if severity == "serious")
+    yield from (f"{text.capital(gap)}." for gap in gaps_of(planned.question.model))
     limit = planned.question.allowed_share
     above = planned.above_limit
     if planned.best.plan.memory_share > limit:

@@ -89,7 +89,7 @@ OPTIMIZERS: Mapping[str, _Optimizer] = {
         megatron="sgd",
         deepspeed="SGD",
         neox="sgd",
-        torchtitan="SGD",
+        torchtitan=None,
         modelzoo="SGD",
     ),
 }

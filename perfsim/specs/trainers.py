@@ -121,7 +121,6 @@ _MEGATRON_2021 = (
     Runs("recompute", "--recompute-activations", *_V3, ("selective",)),
     Runs("sequence_parallel", "--sequence-parallel", *_V3),
 )
-_DEGREE = "parallelism.data_parallel_"
 _TITAN_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zbv")
 _TITAN = ("2024-10", "torchtitan as in its paper (2410.06511)")
 _TITAN_0_1 = ("2025-06", "torchtitan 0.1")
@@ -214,7 +213,9 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
         (
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward always", *_TITAN, (3,), _ALONE),
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward never", *_TITAN, (2,)),
-            Runs("shard_group", f"{_DEGREE}replicate_degree", *_TITAN, multiple_of=("context",)),
+            Runs(
+                "shard_group", "parallelism.data_parallel_replicate_degree", *_TITAN, multiple_of=("context",)
+            ),
             # Replicas that shard nothing had no other degrees until 2026.
             Runs("tensor", _TITAN_TENSOR, *_TITAN_REPLICATE, needs=_SEQUENCE),
             Runs("tensor", _TITAN_TENSOR, *_TITAN, needs={**_SEQUENCE, **_SINGLE}),

@@ -258,6 +258,7 @@ def test_a_plan_for_wafers_is_read_back(model: str, systems: int, micro: int, pr
     plan = planned(f"mbs={micro}", model=model, recipe=recipe, system="cs-2", devices=systems)
     reading, lacking = read_back("modelzoo", plan)
     assert reading.devices == systems
+    assert not getattr(reading.model, "lacking", True)
     assert (reading.layout.data, reading.layout.micro_batch_size) == (systems, micro)
     same_recipe(reading, plan, lacking)
 

@@ -91,6 +91,11 @@ def test_experts_in_irregular_layers_are_described_in_as_many(imported: Import) 
     assert not dense_last.changes_model
 
 
+def test_half_of_the_layers_of_gpt_neo_attend_in_a_window(imported: Import) -> None:
+    described = imported(LLAMA | {"model_type": "gpt_neo", "window_size": 256}, "config.json").document
+    assert (described["sliding_window"], described["sliding_window_pattern"]) == (256, 2)
+
+
 LLLG = [*["sliding_attention"] * 3, "full_attention"] * 8
 IRREGULAR = ["full_attention"] * 3 + ["sliding_attention"] * 29
 
