@@ -3,8 +3,7 @@
 - Tensor groups are inside a node or span whole nodes; they divide heads, query groups and MLP width. In
   domains of several servers, such as racks of 72, some groups of any kind may also lie in two domains.
 - Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
-  rank. They are tried for sequences from `LONG_SEQUENCE` on, where a step has fewer sequences than there are
-  devices, and where nothing fits without.
+  rank.
 - Pipelines have at most as many virtual stages as the model has layers, and one each for embedding and LM
   head. Layers divide as evenly as they can; where the LM head is worth two or more, by its FLOPs or by their
   time in fewer bits, the last stage also has so many fewer.
@@ -264,8 +263,6 @@ def taken(table: Table, rows: Ints) -> Table:
     return type(table)(*(column.take(rows, axis=0) for column in table))
 
 
-LONG_SEQUENCE = 16_384
-"""Positions of a sequence from which on context degrees are tried whatever the batch."""
 LEAST_POSITIONS = 2_048
 """Of a sequence on a context rank, in the layouts that are tried; with fewer, messages cannot hide."""
 RECOMPUTE_EVERY = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -275,20 +272,10 @@ MOST_JOINED = 4
 
 
 def layout_space(
-    job: Job,
-    topology: FatTree,
-    free_degrees: tuple[str, ...],
-    zero_stage: int | None = None,
-    *,
-    shares_sequences: bool = False,
+    job: Job, topology: FatTree, free_degrees: tuple[str, ...], zero_stage: int | None = None
 ) -> Columns:
-    """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage.
-
-    Context degrees are tried where sequences are long or fewer than devices, or always if it
-    `shares_sequences`.
-    """
-    needed = job.seq_length >= LONG_SEQUENCE or job.global_batch_size < topology.num_devices
-    shares = "context" in free_degrees and (shares_sequences or needed)
+    """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage."""
+    shares = "context" in free_degrees
     limits = job.runtime.searched
     runs = partial(_runs, limits)
     model = job.model

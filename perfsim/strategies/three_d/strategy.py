@@ -72,16 +72,12 @@ class ThreeD:
     ) -> tuple[Columns, Floats, Bools]:
         """All legal layouts, the share of its memory that a device uses of each, and which fit.
 
-        The space grows where it has to. If nothing fits, context degrees are tried at any length. If nothing
-        fits without recompute, single modules are recomputed; else layouts that lack memory get the lightest
-        recompute. If nothing leaves memory for fragmentation, states are offloaded.
+        The space grows where it has to. If nothing fits without recompute, single modules are recomputed;
+        else layouts that lack memory get the lightest recompute. If nothing leaves memory for fragmentation,
+        states are offloaded.
         """
-        space = partial(layout_space, job, topology, self.free_degrees, self.zero_stage)
-        columns = space()
+        columns = layout_space(job, topology, self.free_degrees, self.zero_stage)
         share, fits = memory_shares(job, columns, topology)
-        if "context" in self.free_degrees and job.runtime.attention == "flash" and not fits.any():
-            columns = space(shares_sequences=True)
-            share, fits = memory_shares(job, columns, topology)
         if fits[columns.recompute == 0].any():
             columns = with_light_recompute(job, columns, ~fits & (share < MOST_LACKING))
             more = memory_shares(job, columns.rows(slice(len(share), None)), topology)
