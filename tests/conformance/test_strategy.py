@@ -6,11 +6,8 @@ from perfsim.strategies import strategy, strategy_names
 from perfsim.testing import PROMISES, Case, cases_for
 from perfsim.testing.conformance import Promise
 
-CASES = {
-    f"{name}-{case.name.replace(' ', '_')}": case
-    for name in strategy_names()
-    for case in cases_for(strategy(name))
-}
+PAIRS = [(name, case) for name in strategy_names() for case in cases_for(strategy(name))]
+CASES = {f"{name}-{case.name.replace(' ', '_')}": case for name, case in PAIRS}
 
 
 @pytest.fixture(params=CASES)

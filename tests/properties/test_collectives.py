@@ -75,11 +75,8 @@ def test_a_ring_has_the_steps_and_sends_the_bytes_of_its_formulas(op: Collective
     assert sent == dict.fromkeys(range(size), round(size * wire_factor(op, size)))
 
 
-MODELS = {
-    name: CollectiveModel.of_node(system.node, system.fabric)
-    for name in ("dgx-a100-80gb", "dgx-h100")
-    for system in [default_catalog().system(name)]
-}
+SYSTEMS = {name: default_catalog().system(name) for name in ("dgx-a100-80gb", "dgx-h100")}
+MODELS = {name: CollectiveModel.of_node(system.node, system.fabric) for name, system in SYSTEMS.items()}
 """Two devices to a NIC, and a NIC and switches that reduce for each device."""
 MODEL = MODELS["dgx-a100-80gb"]
 

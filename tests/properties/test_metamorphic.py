@@ -23,23 +23,10 @@ CATALOG = Catalog([data_root()])
 EXAMPLES = 12
 WORSE = 1.01
 """At a fixed layout, twice of anything makes no step longer than this."""
-MORE_GPU = (
-    "node.nic.bandwidth",
-    "node.scale_up.bandwidth",
-    "device.memory.bandwidth",
-    "device.peak.bf16",
-    "device.memory.capacity",
-    "node.nics",
-)
-MORE_WAFER = (
-    "memoryx.server.bandwidth",
-    "memoryx.server.dram.bandwidth",
-    "memoryx.server.arithmetic",
-    "memoryx.servers",
-    "swarmx.bandwidth",
-    "io_ports",
-    "activation_servers.bandwidth",
-)
+BANDWIDTHS = ("node.nic.bandwidth", "node.scale_up.bandwidth", "device.memory.bandwidth")
+MORE_GPU = (*BANDWIDTHS, "device.peak.bf16", "device.memory.capacity", "node.nics")
+OF_A_SERVER = ("memoryx.server.bandwidth", "memoryx.server.dram.bandwidth", "memoryx.server.arithmetic")
+MORE_WAFER = (*OF_A_SERVER, "memoryx.servers", "swarmx.bandwidth", "io_ports", "activation_servers.bandwidth")
 
 
 @st.composite

@@ -41,11 +41,9 @@ def test_joined_passes_are_of_two_micro_batches_and_begin_together_without_a_dea
     name, pipeline, virtual, microbatches = shape
     merged = SCHEDULES[name].placement(pipeline, virtual).merged(orders)
     pairs = [(slot, after) for slot, after in pairwise(merged) if slot.joined]
-    assert all(
-        (forward.which, backward.which, forward.rank) == ("F", "B", backward.rank)
-        and forward.microbatch != backward.microbatch
-        for forward, backward in pairs
-    )
+    for forward, backward in pairs:
+        assert (forward.which, backward.which, forward.rank) == ("F", "B", backward.rank)
+        assert forward.microbatch != backward.microbatch
     assert len(pairs) == sum(slot.joined for order in orders for slot in order)
     if microbatches >= 4 * pipeline:
         assert len(pairs) >= sum(map(len, orders)) / len(passes(name)) / 4
@@ -67,11 +65,8 @@ def test_merging_keeps_every_stages_order_and_respects_what_each_slot_reads(shap
 
 def reads(slot: Slot, stage: int, stages: int) -> list[tuple[str, int, int]]:
     """The pass, virtual stage and micro-batch that a pass on a virtual stage waits for, but for the first."""
-    before = {
-        "F": ("F", stage - 1),
-        "B": ("B", stage + 1) if stage + 1 < stages else ("F", stage),
-        "W": ("B", stage),
-    }[slot.which]
+    gradient = ("B", stage + 1) if stage + 1 < stages else ("F", stage)
+    before = {"F": ("F", stage - 1), "B": gradient, "W": ("B", stage)}[slot.which]
     return [(*before, slot.microbatch)] if before[1] >= 0 else []
 
 
@@ -139,14 +134,8 @@ def test_planned_memory_is_what_a_schedule_holds(shape: Shape, activations: int,
 @given(shapes(tuple(SPLIT)))
 def test_where_weight_inputs_are_as_large_as_activations_zero_bubble_holds_as_promised(shape: Shape) -> None:
     name, pipeline, virtual, microbatches = shape
-    promised = {
-        "zb1p": pipeline,
-        "zb2p": 2 * pipeline - 1,
-        "zbv": pipeline,
-        "dualpipev": pipeline + 0.5,
-        "v-half": (pipeline + 2) // 2,
-        "v-min": (pipeline + 4) // 3,
-    }[name]
+    v_shaped = {"zbv": pipeline, "v-half": (pipeline + 2) // 2, "v-min": (pipeline + 4) // 3}
+    promised = {"zb1p": pipeline, "zb2p": 2 * pipeline - 1, "dualpipev": pipeline + 0.5, **v_shaped}[name]
     promised = min(promised, pipeline) if name in V_SHAPED else promised
     held = [peak(order, 1, 1, split=True) / virtual for order in orders_of(*shape)]
     assert max(held) == min(promised, microbatches)

@@ -14,14 +14,9 @@ SAID = "error: interrupted before the end\n"
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m perfsim` that finds the modules of `folder` first."""
     path = os.pathsep.join([str(folder), *sys.path])
-    return subprocess.run(
-        [sys.executable, "-m", "perfsim", *arguments],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-m", "perfsim", *arguments]
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def ended_in_words(done: subprocess.CompletedProcess[str]) -> None:

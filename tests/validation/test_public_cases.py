@@ -84,13 +84,8 @@ OFF = "offload_optimizer=cpu"
 @cache
 def predicted(layout: str) -> ps.Prediction:
     catalog = ps.Catalog()
-    recipe = catalog.recipe("gpt3_pretraining").with_(
-        seq_length=4096,
-        dropout=False,
-        precision="bf16",
-        reduce_precision="bf16",
-        **{"runtime.attention": "flash"},
-    )
+    numbers = {"precision": "bf16", "reduce_precision": "bf16", "runtime.attention": "flash"}
+    recipe = catalog.recipe("gpt3_pretraining").with_(seq_length=4096, dropout=False, **numbers)
     model = catalog.model("llama_7b").with_(max_position_embeddings=4096)
     layout = f"dp=8,recompute=full,{layout}"
     return ps.predict(model=model, recipe=recipe, system="dgx-a100-80gb", devices=8, batch=64, layout=layout)

@@ -167,12 +167,8 @@ def test_a_description_extends_another_key_by_key() -> None:
     parent, _ = Node.parsed("a: {b: 1, c: {d: 2}}\ne: 3\n7: 4\nsources: {a: x, a.c: y, e: z, 7: w}")
     child, _ = Node.parsed("a: {c: 5}\nsources: {a.c: own}")
     merged = reader._extend(child, parent)
-    assert merged.plain() == {
-        "a": {"b": 1, "c": 5},
-        "e": 3,
-        7: 4,
-        "sources": {"a.b": "x", "e": "z", "a.c": "own"},
-    }
+    sources = {"a.b": "x", "e": "z", "a.c": "own"}
+    assert merged.plain() == {"a": {"b": 1, "c": 5}, "e": 3, 7: 4, "sources": sources}
 
 
 @pytest.mark.parametrize("ending", ["", ".yaml"])

@@ -123,14 +123,8 @@ def test_a_law_says_what_the_user_gave_and_what_nobody_read() -> None:
     assert constant == CriticalBatch(3e6, 1.5, "constant", "given by the user")
     # Of less than a token and without a band is possible.
     assert law("constant", tokens=0.5, band_factor=1.0).band_tokens == (0.5, 0.5)
-    fit = ConvergenceCalibration(
-        name="ours",
-        description="6 runs",
-        b_crit_tokens=1e6,
-        band_factor=1.7,
-        batches_tokens=(1e5, 1e6),
-        notes=("local",),
-    )
+    runs = {"description": "6 runs", "batches_tokens": (1e5, 1e6), "notes": ("local",)}
+    fit = ConvergenceCalibration(name="ours", b_crit_tokens=1e6, band_factor=1.7, **runs)
     assert law("fitted", fit=fit) == CriticalBatch(1e6, 1.7, "fitted", "ours: 6 runs", ("local",))
     assert law("fitted", fit=fit, band_factor=3.0).band_factor == 3.0
     assert "unverified" in law("bergsma_2025", d_min_tokens=D_20B).notes[0]

@@ -129,11 +129,9 @@ def test_what_makes_no_sense_is_refused(values: dict[str, object], message: str)
 
 
 def test_evaluations_take_their_share_of_the_steps_with_their_stragglers() -> None:
-    spec = WallClockSpec(
-        name="evaluated",
-        evaluation=NumberRange(low=0.01, typical=0.02, high=0.03),
-        stragglers=SlowingRange(low=1.0, typical=1.5, high=1.5),
-    )
+    evaluation = NumberRange(low=0.01, typical=0.02, high=0.03)
+    stragglers = SlowingRange(low=1.0, typical=1.5, high=1.5)
+    spec = WallClockSpec(name="evaluated", evaluation=evaluation, stragglers=stragglers)
     parts = parts_of(spec)
     assert parts["evaluation"].typical_s == pytest.approx(0.02 * 1.5 * RUN.time_s)
     assert parts["evaluation"].low_s == pytest.approx(0.01 * RUN.time_s)

@@ -93,11 +93,8 @@ def test_the_growth_of_errors_with_unlikeness_is_seen() -> None:
 
 def test_a_part_of_a_family_is_as_unlike_as_what_remains_of_the_family_and_a_whole_one_as_others() -> None:
     far = replace(HERE, parameters=1e12)
-    runs = [
-        left_out_run("a, small", "a", 0.0),
-        left_out_run("a, large", "a", 0.0, far),
-        left_out_run("b", "b", 0.0, replace(far, num_devices=640)),
-    ]
+    runs = [left_out_run("a, small", "a", 0.0), left_out_run("a, large", "a", 0.0, far)]
+    runs.append(left_out_run("b", "b", 0.0, replace(far, num_devices=640)))
     assert _points(runs) == pytest.approx([2.0, 1.0, 1.0])
     assert _points([replace(run, left_out=run.family) for run in runs]) == pytest.approx([3.0, 1.0, 1.0])
 

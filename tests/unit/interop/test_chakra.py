@@ -66,14 +66,8 @@ def test_a_wafer_has_one_file_with_its_memory(tmp_path: Path) -> None:
 def test_a_file_of_another_tool_is_read(tmp_path: Path) -> None:
     """The bytes of an all-gather of 1 MiB, as ASTRA-sim's micro-benchmark has it, with a long name."""
     name = "n" * 300
-    attributes = b"".join(
-        b"\x52" + bytes([len(part)]) + part
-        for part in (
-            b"\x0a\x09is_cpu_op\x78\x00",
-            b"\x0a\x09comm_type\x48\x02",
-            b"\x0a\x09comm_size\x48\x80\x80\x40",
-        )
-    )
+    parts = (b"\x0a\x09is_cpu_op\x78\x00", b"\x0a\x09comm_type\x48\x02", b"\x0a\x09comm_size\x48\x80\x80\x40")
+    attributes = b"".join(b"\x52" + bytes([len(part)]) + part for part in parts)
     node = b"\x12\xac\x02" + name.encode() + b"\x18\x07\x38\x0c" + attributes
     path = tmp_path / "all_gather.0.et"
     path.write_bytes(b"\x07\x0a\x050.0.4" + bytes([len(node) & 0x7F | 0x80, len(node) >> 7]) + node)

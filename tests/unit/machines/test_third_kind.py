@@ -240,10 +240,8 @@ def test_its_layouts_are_written_as_text_and_what_is_of_another_kind_is_refused(
 def test_a_study_compares_it_with_the_others(folder: Path) -> None:
     (folder / "rings.yaml").write_text(STUDY, encoding="utf-8")
     result = run_study(load_study(str(folder / "rings.yaml")))
-    assert [candidate.label for candidate in result.candidates if candidate.strategy == "ring-data"] == [
-        "4 devices of ring, ring-data",
-        "8 devices of ring, ring-data",
-    ]
+    labels = [candidate.label for candidate in result.candidates if candidate.strategy == "ring-data"]
+    assert labels == ["4 devices of ring, ring-data", "8 devices of ring, ring-data"]
     (unknown,) = (entry for entry in result.accuracy if entry.strategy == "ring-data")
     assert (unknown.n, unknown.p90_ape) == (0, 1.0)
 

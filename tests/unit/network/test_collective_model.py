@@ -22,14 +22,8 @@ def segment(name: str, base_s: float, bytes_per_s: float) -> calibration.Protoco
 
 
 def protocol(algorithm: Any, name: str, base_s: float, fraction: float) -> calibration.NetworkProtocol:
-    return calibration.NetworkProtocol(
-        algorithm=algorithm,
-        name=name,
-        latency_base_s=base_s,
-        intra_step_s=1e-6,
-        inter_step_s=5e-6,
-        bandwidth_fraction=fraction,
-    )
+    steps = {"latency_base_s": base_s, "intra_step_s": 1e-6, "inter_step_s": 5e-6}
+    return calibration.NetworkProtocol(algorithm=algorithm, name=name, bandwidth_fraction=fraction, **steps)
 
 
 NVLINK = calibration.CollectiveCalibration(

@@ -210,18 +210,14 @@ ONCE = [
     ("gpu0/nccl", GATHER, 9, 10),
 ]
 """From 4 to 6, once; a collective hides nothing."""
-SHARED = [
-    ("gpu0/compute", COMPUTE, 0, 10),
-    ("gpu1/compute", COMPUTE, 0, 4),
-    ("gpu0+gpu1/nccl", GATHER, 2, 10),
-]
+PEERS = [("gpu0/compute", COMPUTE, 0, 10), ("gpu1/compute", COMPUTE, 0, 4), ("gpu0+gpu1/nccl", GATHER, 2, 10)]
 STREAMED = [("cs0/compute", COMPUTE, 0, 10), ("memoryx/out", GATHER, 0, 9)]
 """A store that streams to a device takes nothing from its compute."""
 
 
 @pytest.mark.parametrize(
     ("tasks", "width", "share"),
-    [(ONCE, 1, 0.2), (SHARED, 1, (8 + 2) / 2 / 10), (BOTH, 1, 0.5), (BOTH, 64, 0.5), (STREAMED, 1, 0.0)],
+    [(ONCE, 1, 0.2), (PEERS, 1, (8 + 2) / 2 / 10), (BOTH, 1, 0.5), (BOTH, 64, 0.5), (STREAMED, 1, 0.0)],
 )
 def test_communication_next_to_compute_of_its_own_device_is_hidden_in_the_mean_over_ranks(
     tasks: list[tuple[str, Work, float, float]], width: int, share: float

@@ -22,14 +22,8 @@ from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec, digests
 
-MODEL = {
-    "num_layers": 4,
-    "hidden_size": 1024,
-    "ffn_hidden_size": 4096,
-    "num_attention_heads": 16,
-    "vocab_size": 51200,
-    "seq_length": 1024,
-}
+SIZES = {"hidden_size": 1024, "ffn_hidden_size": 4096, "vocab_size": 51200, "seq_length": 1024}
+MODEL = {"num_layers": 4, "num_attention_heads": 16, **SIZES}
 STEP = "run --model gpt3_xl --system cs-2 --devices 1 --strategy weight-streaming --batch 8"
 
 

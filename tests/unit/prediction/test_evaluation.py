@@ -126,10 +126,8 @@ def test_a_late_port_delays_every_step_of_a_ring(toys: ModuleType) -> None:
     seconds = healthy.edges.seconds.copy()
     seconds[healthy.ports[3, 0]] += LATE_S
     work = reduction(toys, 1e9)
-    late, usual = (
-        step_of(topology, (work, "gpu0/nccl"), healthy=healthy).run().step_time_s
-        for topology in (healthy.with_capacities({}, seconds), healthy)
-    )
+    networks = (healthy.with_capacities({}, seconds), healthy)
+    late, usual = (step_of(on, (work, "gpu0/nccl"), healthy=healthy).run().step_time_s for on in networks)
     assert late == pytest.approx(usual + num_steps("all_reduce", 8) * LATE_S, rel=1e-9)
 
 
@@ -141,10 +139,8 @@ def test_one_sick_port_of_a_tensor_group_slows_a_step_as_all_of_them(toys: Modul
     plan = strategy("3d").plan(job, healthy, layout, check_memory=False)
     costs = costs_for(healthy, job.recipe)
     ports = [f"node0/gpu{gpu}-node0/nvswitch" for gpu in range(8)]
-    usual, one, every = (
-        evaluate(replace(plan, topology=healthy.degraded(dict.fromkeys(sick, 0.5))), costs).step_time_s
-        for sick in ([], [A_PORT], ports)
-    )
+    networks = [healthy.degraded(dict.fromkeys(sick, 0.5)) for sick in ([], [A_PORT], ports)]
+    usual, one, every = (evaluate(replace(plan, topology=on), costs).step_time_s for on in networks)
     assert one == pytest.approx(every, rel=1e-9)
     assert one > 1.03 * usual
 

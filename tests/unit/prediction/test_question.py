@@ -93,13 +93,8 @@ def test_every_declared_field_of_a_study_has_a_place_in_it() -> None:
 
 
 def test_a_study_takes_the_paths_of_a_question() -> None:
-    changes = {
-        "recipe.precision": "fp16",
-        "runtime.overlap_grad_reduce": False,
-        "system.node.nic.bandwidth": "100 Gb/s",
-        "batch": 512,
-        "devices": 16,
-    }
+    changes = {"recipe.precision": "fp16", "runtime.overlap_grad_reduce": False, "batch": 512, "devices": 16}
+    changes |= {"system.node.nic.bandwidth": "100 Gb/s"}
     changed = changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
     questions = [point.question for point in changed.points]
     assert {question.recipe.precision for question in questions} == {"fp16"}

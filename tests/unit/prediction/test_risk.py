@@ -134,8 +134,8 @@ def test_offload_is_a_novelty_and_its_range_allows_for_the_cpu() -> None:
     plan = moved.run.plan
     (novel,) = risk.Novelty.of([plan.layout], plan.job, plan.system.device).lacks
     assert "offload of optimizer instead of offload of nothing" in novel
+    path = "system.node.host.optimizer_fraction"
     faster, slower = (
-        ps.predict(**asked, layout=layout, **{"system.node.host.optimizer_fraction": rate}).step_time_s
-        for rate in (0.095, 0.03)
+        ps.predict(**asked, layout=layout, **{path: rate}).step_time_s for rate in (0.095, 0.03)
     )
     assert moved.band_s[0] < faster < slower < moved.band_s[1]

@@ -62,29 +62,16 @@ def hostile_result() -> StudyResult:
     first = replace(result.candidates[0], system=evil, notes=(evil,))
     bars = tuple(replace(bar, name=evil, lane=f"{evil}{bar.lane}") for bar in first.timeline[:20])
     first = replace(first, timeline=bars, layout={"tensor": 8, evil: evil})
-    return replace(
-        result,
-        title=evil,
-        question=evil,
-        verdict=evil,
-        model=evil,
-        candidates=(first, *result.candidates[1:]),
-        assumptions=(Assumption(evil, evil, evil, evil, evil),),
-    )
+    words = dict.fromkeys(("title", "question", "verdict", "model"), evil)
+    assumptions = (Assumption(evil, evil, evil, evil, evil),)
+    return replace(result, candidates=(first, *result.candidates[1:]), assumptions=assumptions, **words)
 
 
 def empty_candidate(result: StudyResult) -> StudyResult:
     """The same study with one candidate that knows nothing but its headline figures."""
     never = replace(result.candidates[1].time, step_time_s=1e308)
-    bare = replace(
-        result.candidates[1],
-        memory=(),
-        batch_curve=(),
-        timeline=(),
-        breakdown_s={},
-        utilisation={},
-        time=never,
-    )
+    empty = {"memory": (), "batch_curve": (), "timeline": (), "breakdown_s": {}, "utilisation": {}}
+    bare = replace(result.candidates[1], time=never, **empty)
     first, other, *_ = result.decision.outcomes
     outcomes = (first, replace(other, wall_s=Spread(inf, inf, inf)))
     decision = replace(result.decision, outcomes=outcomes, rival=bare.label, break_even=(), levers=())

@@ -18,11 +18,8 @@ from perfsim.report.study_figures import timelines
 from perfsim.studies.answers import StudyResult
 from perfsim.version import __version__
 
-FIGURES = (
-    *("time-to-accuracy", "loss", "dates", "step-time", "memory"),
-    *map("timeline-{}".format, range(4)),
-    "tornado",
-)
+TIMELINES = [f"timeline-{number}" for number in range(4)]
+FIGURES = ("time-to-accuracy", "loss", "dates", "step-time", "memory", *TIMELINES, "tornado")
 
 
 @pytest.fixture(scope="module")

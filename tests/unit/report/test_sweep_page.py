@@ -33,11 +33,9 @@ def answer(folder: Path, grid: str, sweep: str = SWEEP) -> SweepResult:
 
 def repeated(result: SweepResult, times: int) -> SweepResult:
     """With every point at so many values of one more field."""
-    points = [
-        replace(point, settings={**point.settings, "system.x": number})
-        for number in range(times)
-        for point in result.points
-    ]
+    points = []
+    for number in range(times):
+        points += [replace(point, settings={**point.settings, "system.x": number}) for point in result.points]
     return replace(result, points=tuple(points))
 
 

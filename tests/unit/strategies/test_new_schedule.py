@@ -19,13 +19,8 @@ def order(rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
 def test_a_new_schedule_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     new = Schedule("eager", order, SCHEDULES["1f1b"].bubble, chunks=1)
     monkeypatch.setitem(SCHEDULES, "eager", new)
-    prediction = ps.predict(
-        model="gpt3_13b",
-        system="dgx-a100-80gb",
-        devices=32,
-        batch=64,
-        layout="tp=4,pp=4,dp=2,mbs=1,schedule=eager,recompute=selective",
-    )
+    asked = {"model": "gpt3_13b", "system": "dgx-a100-80gb", "devices": 32, "batch": 64}
+    prediction = ps.predict(**asked, layout="tp=4,pp=4,dp=2,mbs=1,schedule=eager,recompute=selective")
     assert prediction.layout["schedule"] == "eager"
     assert prediction.breakdown_s["bubble"] > 0
 

@@ -49,14 +49,9 @@ def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
         d_min_error=changes.pop("d_min_error", 0.0), unshared_error=changes.pop("own", math.inf),
     )  # fmt: skip
     fields: dict[str, Any] = {"plan": label, "production": None, "draws": DRAWS} | changes
-    return Option(
-        label=label,
-        system=system,
-        time=time,
-        training=HealthyRun(time.steps, step_s, 2e10, 16),
-        rates=fields.pop("rates", priced(system, None)),
-        **fields,
-    )
+    training = HealthyRun(time.steps, step_s, 2e10, 16)
+    rates = fields.pop("rates", priced(system, None))
+    return Option(label=label, system=system, time=time, training=training, rates=rates, **fields)
 
 
 @pytest.mark.parametrize(

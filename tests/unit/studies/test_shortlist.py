@@ -17,14 +17,8 @@ from perfsim.studies.shortlist import Experiment, Planned, Trial, plan_layouts
 
 def about(model: str = "gpt3_xl", **asked: Any) -> Question:
     """A question about 8 GPUs."""
-    usual = {
-        "recipe": "gpt3_pretraining",
-        "system": "dgx-a100-80gb",
-        "devices": 8,
-        "strategy": "3d",
-        "batch": 16,
-    }
-    return question_of({"model": model, **usual, **asked})
+    usual = {"system": "dgx-a100-80gb", "devices": 8, "strategy": "3d", "batch": 16}
+    return question_of({"model": model, "recipe": "gpt3_pretraining", **usual, **asked})
 
 
 @pytest.fixture(scope="module")

@@ -239,10 +239,9 @@ def test_a_bound_on_memory_is_met_where_any_layout_is_within_it() -> None:
     (row,) = answer.solutions
     (unknown,) = answer.unknowns.values()
     after = unknown.values[unknown.values.index(row.value) + 1]
-    peaks = [
-        ps.predict(**NODE, devices=8, **{"model.num_layers": layers}, memory_limit=0.25).peak_memory_bytes
-        for layers in (row.value, after)
-    ]
+    given = NODE | {"devices": 8, "memory_limit": 0.25}
+    asked = (given | {"model.num_layers": layers} for layers in (row.value, after))
+    peaks = [ps.predict(**question).peak_memory_bytes for question in asked]
     assert (row.side, row.range) == ("or less", None)  # no draw moves memory
     assert peaks[0] <= 20 * GIB < peaks[1]
 

@@ -21,10 +21,8 @@ Write = Callable[[str], Path]
 def test_points_are_the_product_in_the_order_of_the_grid(write_sweep: Write) -> None:
     grid = MACHINES + "  model: [gpt3_xl, gpt3_6p7b]\n  recipe.global_batch_size: [16, 32]"
     points = load_sweep(str(write_sweep(grid))).points
-    asked = [
-        (p.candidate.strategy, p.num_devices, p.study.model.name, p.study.recipe.global_batch_size)
-        for p in points
-    ]
+    studies = [(point.candidate.strategy, point.num_devices, point.study) for point in points]
+    asked = [(*machine, study.model.name, study.recipe.global_batch_size) for *machine, study in studies]
     machines = [("3d", 8), ("3d", 16), ("weight-streaming", 1), ("weight-streaming", 2)]
     others = product(("gpt3_xl", "gpt3_6p7b"), (16, 32))
     assert asked == [(*machine, *other) for machine, other in product(machines, others)]

@@ -144,10 +144,8 @@ def test_prices_of_unknown_machines_are_refused_with_the_nearest(tmp_path: Path)
 
 @pytest.mark.parametrize(("asked", "newest"), [(WAFERS, "2026-03-11"), (GPUS, "2026-08")])
 def test_a_day_long_after_all_that_is_known_is_warned_of(asked: dict[str, Any], newest: str) -> None:
-    soon, late = (
-        next(known for known in ps.predict(**asked, as_of=day).caveats if known.code == "as-of")
-        for day in ("2026-11", "2099-01")
-    )
+    told = [ps.predict(**asked, as_of=day).caveats for day in ("2026-11", "2099-01")]
+    soon, late = (next(known for known in caveats if known.code == "as-of") for caveats in told)
     assert soon.severity == "info"
     assert late.severity == "warning"
     assert f"known after {newest}: the answer lacks what came since" in late.text

@@ -25,13 +25,8 @@ F = 512
 SHARED = 1024
 EXPERTS: dict[str, Any] = {"num_experts": E, "top_k": K, "ffn_hidden_size": F}
 EXPERTS |= {"shared_ffn_hidden_size": SHARED}
-LATENT: dict[str, Any] = {
-    "q_lora_rank": 384,
-    "kv_lora_rank": 128,
-    "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 32,
-    "v_head_dim": 48,
-}
+HEAD_DIMS = {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 48}
+LATENT: dict[str, Any] = {"q_lora_rank": 384, "kv_lora_rank": 128, **HEAD_DIMS}
 SPARSE = LayerKind(experts=True)
 PASSES: tuple[layer.LayerPass, ...] = ("forward", "backward", "dgrad", "wgrad")
 

@@ -10,14 +10,8 @@ from perfsim.testing import toys
 from perfsim.work import GraphBuilder, Kind, RankGroup, Slots, TaskGraph, TensorClass, Work
 from perfsim.work.kernels import elementwise, gemm
 
-WORK = Work(
-    "w",
-    Kind.COMP,
-    "op",
-    "forward",
-    kernels=(gemm("a", 4, 5, 6), elementwise("b", 100.0, launches=3)),
-    writes=(TensorClass("t", 1.0),),
-)
+KERNELS = (gemm("a", 4, 5, 6), elementwise("b", 100.0, launches=3))
+WORK = Work("w", Kind.COMP, "op", "forward", kernels=KERNELS, writes=(TensorClass("t", 1.0),))
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,8 @@ def test_the_slowest_stage_sets_the_pace() -> None:
     assert estimated == pytest.approx(simulated, rel=0.01)
 
 
-TAIL = {
-    "data.all_reduce": 3.0,
-    "data.reduce_scatter": 2.0,
-    "pipeline.tied_embedding": 5.0,
-    "optimizer": 1.0,
-    "data.all_gather": 4.0,
-}
+GRADIENTS = {"data.all_reduce": 3.0, "data.reduce_scatter": 2.0, "pipeline.tied_embedding": 5.0}
+TAIL = GRADIENTS | {"optimizer": 1.0, "data.all_gather": 4.0}
 DENSE_MODES = [name for name in MODES if "latents" not in name]
 AGAIN = {"attention.recompute": 0.5, "mlp.recompute": 0.7, "tensor.all_reduce": 0.1}
 EXACT: dict[str, tuple[ParallelLayout, dict[str, float]]] = {
