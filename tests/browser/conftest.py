@@ -10,15 +10,8 @@ from typing import Any
 
 import pytest
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+OFFLINE = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", *OFFLINE]
 LOCAL_SCHEMES = ("file:", "data:", "blob:")
 
 

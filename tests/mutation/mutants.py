@@ -38,21 +38,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "perfsim").rglob("*.py"))
 RECORDS = ROOT / "tests/records"
 """Wide answers, each within seconds."""
-ROOMS = (
-    "strategies",
-    "costs",
-    "engine",
-    "work",
-    "network",
-    "proof",
-    "convergence",
-    "base",
-    "specs",
-    "studies",
-    "interop",
-    "evidence",
-    "report/table.py",
-)
+STEPS = ("strategies", "costs", "engine", "work", "network", "proof", "convergence")
+ROOMS = (*STEPS, "base", "specs", "studies", "interop", "evidence", "report/table.py")
 """Rooms and files; each has an equal part of the sample."""
 COMPILED = {
     f"perfsim/engine/{name}.py": [
@@ -385,17 +372,8 @@ class _Failures:
 def prepare() -> None:
     """Import what every mutant needs but perfsim itself, and set how hypothesis searches."""
     os.environ |= {"OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "mutants"}
-    for name in (
-        "click",
-        "networkx",
-        "numpy",
-        "plotly",
-        "pydantic",
-        "pytest",
-        "scipy.optimize",
-        "simpy",
-        "yaml",
-    ):
+    needed = ("click", "networkx", "numpy", "plotly", "pydantic", "pytest", "scipy.optimize", "simpy", "yaml")
+    for name in needed:
         importlib.import_module(name)
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # no time for the smallest example
     hypothesis.settings.register_profile(

@@ -398,12 +398,8 @@ def values_used() -> Iterator[float]:
         for path in (data_root() / folder).rglob("*.yaml"):
             lines = path.read_text(encoding="utf-8").splitlines()
             kept = lines if folder == "hardware" else [line for line in lines if "measured:" in line]
-            yield from (
-                float(word)
-                for line in kept
-                for word in re.findall(r"\d+\.?\d*(?![\d.]*%)", line)
-                if len(word) > 2
-            )
+            words = (word for line in kept for word in re.findall(r"\d+\.?\d*(?![\d.]*%)", line))
+            yield from (float(word) for word in words if len(word) > 2)
 
 
 def test_no_predicted_value_stands_in_a_hardware_file_or_among_measured_steps() -> None:

@@ -75,11 +75,8 @@ def test_blocks_whose_end_waits_for_the_host_compute_what_serial_training_does(
     subject = subject_of("deepseek_v3", layout, batch=4, framework="megatron-core-te")
     assert WAIT_OF_EXPERTS in {work.name for work in subject.graph.works}
     assert subject.faults() == []
-    early = [
-        mutation
-        for mutation in mutations(subject, "data dependency removed")
-        if f"does not wait for {WAIT_OF_EXPERTS}" in mutation.description
-    ]
+    removed = mutations(subject, "data dependency removed")
+    early = [fault for fault in removed if f"does not wait for {WAIT_OF_EXPERTS}" in fault.description]
     assert early
     assert all(mutation.subject.is_wrong for mutation in early[:2])
 
