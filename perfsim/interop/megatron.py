@@ -250,6 +250,7 @@ MODEL: tuple[Row, ...] = (
     ),
     Row.lacks("model.norms_per_layer", "attention and MLP on one norm", unless=(2,)),
     Row.lacks("model.head_bias", "a bias of the LM head"),
+    Row.lacks("model.experts.bias", "biases of the experts"),
     Row.lacks("model.position_embedding", "{} positions", unless=POSITIONS),
     Row.lacks("model.causal", "attention in both directions; take pretrain_bert.py", unless=(True,)),
 )

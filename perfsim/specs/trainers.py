@@ -236,7 +236,7 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("offload_param", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
         ),
         divides_experts=True,
-        filled=("1f1b", "gpipe"),  # as in torch.distributed.pipelining
+        filled=("1f1b", "gpipe", "dualpipev"),  # as in torch.distributed.pipelining
     ),
     "llm-foundry": _Trainer(
         "llm-foundry",
@@ -316,8 +316,8 @@ class Limits:
         if layout.expert > 1 and job.recipe.precision in trainer.no_experts_in:
             yield f"expert parallelism in {job.recipe.precision}: it has none"
         passes = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        if layout.schedule in trainer.filled and passes < layout.pipeline > 1:
-            yield f"{passes} micro-batches: its {layout.schedule} takes as many as stages, {layout.pipeline}"
+        if layout.schedule in trainer.filled and passes < layout.num_stages > 1:
+            yield f"{passes} micro-batches: {layout.schedule} takes as many as stages, {layout.num_stages}"
         if layout.context > 1 and layout.context_exchange == "ring" and model.sliding_window is not None:
             yield "context_exchange ring: the ring of no tool attends in a window; its values are all_to_all"
 

@@ -491,8 +491,8 @@ def _combined(
     )
     legal = ~in_groups | (microbatches % pipeline == 0)
     filled = () if job.runtime.searched is None else TRAINERS[job.runtime.searched.tool].filled
-    fills_only |= np.array([[divisions[number].schedule in filled] for number in numbers.tolist()])
-    legal &= ~fills_only | (microbatches >= pipeline)
+    stages = [[len(each.layers) * (each.schedule in filled)] for each in map(divisions.__getitem__, numbers)]
+    legal &= (~fills_only | (microbatches >= pipeline)) & (microbatches >= np.array(stages))
     shards_experts = np.array([[runs_sharded(*of, *pair) for of in sharded] for pair in experts])
     has_mode = np.array([[mode in some for mode in modes] for some in of_divisions])
     shape = (len(experts), *legal.shape, len(sharded), len(splits), len(modes))
