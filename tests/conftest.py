@@ -93,6 +93,6 @@ def point_keys() -> frozenset[str]:
 
 @pytest.fixture(scope="session")
 def candidate_keys(point_keys: frozenset[str]) -> frozenset[str]:
-    """What it says of every candidate of a study, whose model stands beside the candidates."""
+    """What it says of every candidate of a study, whose model stands next to the candidates."""
     of_accuracy = {"steps", "time_to_accuracy_s", "time_to_accuracy_band_s"}
     return (point_keys - {"model"}) | of_accuracy

@@ -35,7 +35,7 @@ MOST_LOOKED_AT = ("gpt3_20b", "transformer_scaling")
 COLOURS = {"runOnly": ["color-contrast"]}
 MOST_BYTES = 2_000_000
 AXE = gzip.decompress((Path(__file__).parent / "vendor" / "axe-4.14.1.min.js.gz").read_bytes()).decode()
-"""The npm package axe-core, as published; LICENSE.axe-core beside it."""
+"""The npm package axe-core, as published; LICENSE.axe-core next to it."""
 
 BATCHES: dict[str, tuple[int, ...]] = {
     "deepseek_v3": (3840,),

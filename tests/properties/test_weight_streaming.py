@@ -224,7 +224,7 @@ def test_chunks_only_gain_and_gain_no_more_than_what_they_hide(
     cut = streamed(batch, layout=layout | {"stream_chunks": chunks}, **options)
     layers_s, pieces_s = (run.trace.end_s.max() for run in (whole, cut))
     assert pieces_s <= layers_s * (1 + 1e-9)
-    if depth:  # without prefetch a layer's weights come before its computation, in chunks beside it
+    if depth:  # without prefetch a layer's weights come before its computation, in chunks next to it
         assert layers_s - pieces_s <= 2 * most_hidden_s(whole)
 
 

@@ -10,7 +10,7 @@ from perfsim.base.errors import PerfsimError
 from perfsim.base.files import check_file, check_folder, write_file
 
 
-def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_written_with_its_folders_and_nothing_next_to_it(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a" / "b.txt", "x µ\n")
     assert path.read_bytes() == "x µ\n".encode()
     assert [entry.name for entry in path.parent.iterdir()] == ["b.txt"]

@@ -244,7 +244,7 @@ def test_unknown_name_is_refused_with_the_nearest(
     assert proposed in problem.help
 
 
-def test_a_path_reads_that_file_from_beside_the_one_that_names_it(root: Path, catalog: Catalog) -> None:
+def test_a_path_reads_the_file_next_to_the_one_that_names_it(root: Path, catalog: Catalog) -> None:
     write(root / "mine" / "fast.yaml", "bandwidth: 900 GB/s\nlatency: 1 us\n")
     path = write(root / "mine" / "my-box.yaml", "extends: box\nnode: {scale_up: ./fast.yaml}\n")
     system = catalog.system(str(path))

@@ -101,7 +101,7 @@ def gather(next_to: Kernel | None = None) -> Work:
 
 
 @pytest.mark.parametrize("rows", [2048, 32768], ids=["the exchange is longer", "the product is longer"])
-def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(rows: int) -> None:
+def test_an_exchange_next_to_a_product_takes_what_a_graph_of_its_chunks_takes(rows: int) -> None:
     whole = product(None, rows)
     costs = prices(stack={"exchange_slowdown": 1.5}, overlap_tensor=True, precision="bf16")
     chunk = whole._replace(m=rows // 4, flop=whole.flop / 4)

@@ -93,7 +93,7 @@ def test_keys_that_end_in_note_are_remarks_and_rope_is_rotary(tmp_path: Path) ->
     assert rows.cases[1].model.position_embedding == "rotary"
 
 
-def test_a_table_has_wafers_beside_gpus_refused_rows_and_memory(tmp_path: Path) -> None:
+def test_a_table_has_wafers_next_to_gpus_refused_rows_and_memory(tmp_path: Path) -> None:
     measured = ROW | {"measured": {"step_time_s": 0.05, "peak_memory_gib": 2.0}}
     against_itself = changed({"system.num_devices": 512}, "many")
     rows = (measured, WAFER, changed({"training.x": 1}), against_itself)

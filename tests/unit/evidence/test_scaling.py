@@ -1,4 +1,4 @@
-"""Published ratios of speeds on many wafers beside predicted ones, and what would explain a loss."""
+"""Published ratios of speeds on many wafers next to predicted ones, and what would explain a loss."""
 
 from typing import Any
 

@@ -186,7 +186,7 @@ link: {{name: hop, bandwidth: 50 GB/s, latency: 1 us, assumed: {{bandwidth: a te
 """
 STUDY = """\
 name: rings
-title: A ring beside GPUs
+title: A ring next to GPUs
 question: Which is first?
 model: gpt3_xl
 recipe: gpt3_20b_chinchilla

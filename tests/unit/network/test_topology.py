@@ -234,8 +234,8 @@ def test_where_no_way_is_left_the_message_says_between_whom_and_without_what() -
         (range(8), (8, 8, 1, 8)),  # tensor parallel in a node
         (range(16), (16, 8, 2, 8)),  # tensor parallel over two nodes
         (range(0, 64, 8), (8, 1, 8, 1)),  # one peer a node
-        (range(0, 64, 4), (16, 2, 8, 2)),  # data parallel beside tensor parallel 4
-        (range(0, 42, 3), (14, 3, 5, 2)),  # data parallel beside tensor parallel 3
+        (range(0, 64, 4), (16, 2, 8, 2)),  # data parallel next to tensor parallel 4
+        (range(0, 42, 3), (14, 3, 5, 2)),  # data parallel next to tensor parallel 3
         (range(14, 28), (14, 8, 3, 2)),  # the fullest node in the middle
         ((0, 1, 40), (3, 2, 2, 1)),
         ((5,), (1, 1, 1, 1)),

@@ -23,7 +23,7 @@ UNTIED = {"tied_embeddings": False}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "grouped queries, gated": LLAMA | UNTIED,
-    "attention beside the MLP": BESIDE | UNTIED,
+    "attention next to the MLP": BESIDE | UNTIED,
     "encoder": {"causal": False},
     "ALiBi": {"position_embedding": "alibi"},
     "norms of queries and keys": NORMED,

@@ -9,7 +9,7 @@ from perfsim.proof.prove import Subject
 from perfsim.proof.ranks import _positions_of
 from perfsim.specs.layout import ParallelLayout
 
-KINDS = ["grouped queries, gated", "attention beside the MLP", "norms of queries and keys"]
+KINDS = ["grouped queries, gated", "attention next to the MLP", "norms of queries and keys"]
 KINDS += ["ALiBi", "encoder", "latents", "windows"]
 
 

@@ -149,7 +149,7 @@ def test_progress_tells_of_each_machine(quick: StudySpec) -> None:
 
 
 def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(quick: StudySpec) -> None:
-    """GPUs with too little memory for the model, without hosts to offload to, beside a wafer that runs it."""
+    """GPUs with too little memory for the model, and no host to offload to, next to a wafer that runs it."""
     gpus, wafer = quick.candidates
     changes = {"device.memory.capacity": 2.5e9, "node.host": None}
     system = gpus.system.with_(name="starved", noun=None, **changes)
@@ -208,7 +208,7 @@ def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec)
         ConvergenceSpec.model_validate({"loss_law": law | {"params": [1e9, 30e9]}})
 
 
-def test_tokens_beside_a_loss_are_refused_even_inherited(tmp_path: Path) -> None:
+def test_tokens_next_to_a_loss_are_refused_even_inherited(tmp_path: Path) -> None:
     def loaded(recipe: str) -> StudySpec:
         path = tmp_path / "both.yaml"
         path.write_text(f"extends: gpt3_20b\nrecipe: {{extends: {recipe}, target_loss: 2.3}}")

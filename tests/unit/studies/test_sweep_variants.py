@@ -1,4 +1,4 @@
-"""Variants: several values changed at once under a name, beside the first one."""
+"""Variants: several values changed at once under a name, next to the first one."""
 
 from dataclasses import replace
 from pathlib import Path

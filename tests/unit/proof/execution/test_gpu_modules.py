@@ -1,4 +1,4 @@
-"""Modules of multi-token prediction beside embedding and LM head, against serial training."""
+"""Modules of multi-token prediction next to embedding and LM head, against serial training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64, "shared_ffn_hidd
 Make = Callable[..., Subject]
 MODELS: dict[str, dict[str, Any]] = {
     "two, tied": {"mtp_num_layers": 2},
-    "attention beside the MLP": {"mtp_num_layers": 1, "norms_per_layer": 1, "head_bias": True},
+    "attention next to the MLP": {"mtp_num_layers": 1, "norms_per_layer": 1, "head_bias": True},
     "two with experts, untied": {"mtp_num_layers": 2, "experts": EXPERTS, "tied_embeddings": False},
 }
 LAYOUTS = {

@@ -49,7 +49,7 @@ def row(lines: list[str], name: str) -> list[str]:
     return line[len(name) :].replace(" %", "%").split()
 
 
-def test_errors_ranks_failures_and_coverage_stand_beside_the_baselines(result: dict[str, Any]) -> None:
+def test_errors_ranks_failures_and_coverage_stand_next_to_the_baselines(result: dict[str, Any]) -> None:
     lines = validation_lines(result, 0)
     assert lines[0] == "gpu.yaml: 4 cases, 3 failed"
     errors = ["4.3%", "25.0%", "10.0%", "-5.1%"]

@@ -41,7 +41,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
 
 
 @pytest.mark.parametrize(("group", "unit"), [(0, KEPT), (1, 2 * SBH), (4, 2 * SBH)])
-def test_what_spills_leaves_two_on_the_wafer_and_the_rest_beside_it(group: int, unit: int) -> None:
+def test_what_spills_leaves_two_on_the_wafer_and_the_rest_next_to_it(group: int, unit: int) -> None:
     layout = StreamingLayout(micro_batch_size=3, recompute_layers=group, spill=True)
     store = store_of()
     held = store.activations(layout)
@@ -79,10 +79,10 @@ def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter() -> None:
 def test_an_update_moves_state_twice_and_gradient_once(optimizer: str, moved: int, held: int) -> None:
     store = store_of(8, {"optimizer": optimizer})
     assert store.update_kernel(1e9).bytes_accessed == moved * 1e9
-    assert beside_bytes(store) == pytest.approx(held * COUNTS.total)
+    assert stored_bytes(store) == pytest.approx(held * COUNTS.total)
 
 
-def beside_bytes(store: Store) -> float:
+def stored_bytes(store: Store) -> float:
     return sum(use.total_bytes for use in store.memory(StreamingLayout(), 1) if not use.on_device)
 
 
@@ -93,7 +93,7 @@ def test_zeros_of_matrices_do_not_travel_and_kept_weights_bring_an_index() -> No
     n_bytes = store.streamed_bytes(COUNTS.of(), COUNTS.matrices_of())
     assert n_bytes == pytest.approx(2 * (rest + 0.25 * 1.5 * COUNTS.matrices_of()))
     assert store.kept(COUNTS.embedding) == COUNTS.embedding
-    assert beside_bytes(store) < beside_bytes(store_of())
+    assert stored_bytes(store) < stored_bytes(store_of())
 
 
 @pytest.mark.parametrize("where", ["memoryx", "swarmx", "wafer"])
@@ -101,7 +101,7 @@ def test_zeros_of_matrices_do_not_travel_and_kept_weights_bring_an_index() -> No
 def test_memoryx_stores_sums_of_gradients_only_where_it_sums_micro_batches(passes: int, where: str) -> None:
     store = store_of(passes=passes, **{"streaming.accumulate_at": where})
     summed = passes > 1 and where == "memoryx"
-    assert beside_bytes(store) == pytest.approx((18 if summed else 14) * COUNTS.total)
+    assert stored_bytes(store) == pytest.approx((18 if summed else 14) * COUNTS.total)
 
 
 SHARES = ("streamed weights", "gradients", "parameters", "optimizer")

@@ -21,7 +21,7 @@ from perfsim.work.builder import InBlock
 DRAWN = 24
 H100 = {"system": "dgx-h100", "devices": 16}
 QUESTIONS: dict[str, dict[str, Any]] = {
-    "experts beside tensor groups": {"model": "mixtral_8x7b", "model.num_layers": 6, **H100},
+    "experts next to tensor groups": {"model": "mixtral_8x7b", "model.num_layers": 6, **H100},
     "shared experts, dense layers and a further token": {
         "model": "deepseek_v3",
         "model.num_layers": 5,

@@ -90,7 +90,7 @@ def test_where_copies_meet_no_others_the_closed_form_is_the_simulated_step(layou
 
 
 def test_a_step_bound_by_the_link_takes_the_bytes_of_its_copies() -> None:
-    """Every micro-batch: parameters twice, gradients once, beside each other; at the end the update."""
+    """Every micro-batch: parameters twice, gradients once, next to each other; at the end the update."""
     rate = 1e8
     microbatches = 4
     job = toys.job(microbatches)

@@ -139,7 +139,7 @@ def test_exposed_chunks_are_within_2_percent(chunks: int, batch: int, sequence_p
 def test_reductions_next_to_micro_batches_are_within_1_percent(batch: int, zero: int, schedule: str) -> None:
     """ZeRO 2 reduces in every micro-batch, and few layers have buffers.
 
-    Under gpipe the passes lose more beside the sums of their tensor group than the estimate counts.
+    Under gpipe the passes lose more next to the sums of their tensor group than the estimate counts.
     """
     layout = f"tp=4,pp={1 if schedule == '1f1b' else 2},dp={64 if schedule == '1f1b' else 32},mbs=1"
     layout += f",zero={zero},schedule={schedule},sp=true"
@@ -149,7 +149,7 @@ def test_reductions_next_to_micro_batches_are_within_1_percent(batch: int, zero:
 
 @pytest.mark.parametrize("more", ["", ",recompute=full", ",schedule=zb1p"])
 @pytest.mark.parametrize("model", ["llama31_70b", "mixtral_8x7b"])
-def test_exchanges_beside_products_are_within_one_percent(model: str, more: str) -> None:
+def test_exchanges_next_to_products_are_within_one_percent(model: str, more: str) -> None:
     layout = "tp=4,pp=2,dp=2,mbs=1,zero=0,sp=true" + more + (",ep=2" if model == "mixtral_8x7b" else "")
     assert abs(error(asked(model, "dgx-h100", 16, 32, layout=layout, recipe="llm_2024"))) <= 0.01
 
