@@ -99,6 +99,8 @@ class Prediction:
     """Its devices in words: `128 A100-80GB (16 DGX)`."""
     devices_noun: str = ""
     """Several of its devices, such as `A100-80GB`."""
+    device: str = ""
+    """Name of its kind of device: systems of one kind share a part of their error."""
     training: Training | None = None
     """Recipe, sequence and framework; None where only values are known."""
     ranks: tuple[Ranked, ...] = ()
@@ -212,6 +214,7 @@ class Prediction:
             notes=(*plan.notes, *gaps_of(plan.job.model), *notes),
             machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
             devices_noun=_marked(plan, plan.system.devices_noun),
+            device=plan.system.device.name,
             evaluation=evaluation,
             **{name: getattr(evaluation, name) for name in _OF_THE_RUN},
             **of_subclass,

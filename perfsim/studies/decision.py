@@ -53,10 +53,10 @@ def _plan_of(row: Answer) -> str:
 
 
 def ratio_of(row: Answer, first: Answer) -> Spread:
-    """The 90 % band of the ratio of two times; on one system a part of the step-time error cancels."""
+    """The 90 % band of the ratio of two times; on one kind of device a part of their errors cancels."""
     if row.time is first.time or _plan_of(row) == _plan_of(first):
         return Spread(1.0, 1.0, 1.0)
-    return row.time.ratio_to(first.time, same_machine=row.system == first.system)
+    return row.time.ratio_to(first.time, same_machine=row.device == first.device)
 
 
 # A candidate as far as its time and its bill depend on what is not known.
@@ -76,6 +76,7 @@ class Option:
 
     label: str
     system: str
+    device: str
     plan: str
     """Label of the first option with its machine, layout and batch: options of one plan share its error."""
     time: TimeToAccuracy
@@ -99,8 +100,8 @@ class Option:
 
     @property
     def of_speed(self) -> tuple[str, str]:
-        """The names of its inputs that are errors of the step time: of its kind of machine, and its own."""
-        return f"{SPEED}{self.system}, shared", f"{SPEED}{self.plan}"
+        """The names of its inputs that are errors of the step time: of its kind of device, and its own."""
+        return f"{SPEED}{self.device}, shared", f"{SPEED}{self.plan}"
 
     @cached_property
     def inputs(self) -> Mapping[str, Uncertain]:
@@ -221,6 +222,7 @@ def option_of(point: PointResult, plan: str = "", draws: int = 0) -> Option:
     return Option(
         label=row.label,
         system=system.name,
+        device=row.device,
         plan=plan or row.label,
         time=row.time,
         later_tokens=sum(phase.tokens for phase in study.recipe.later),

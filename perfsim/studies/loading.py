@@ -676,9 +676,10 @@ def _loaded(value: Any, types: Sequence[Any], catalog: Catalog) -> Any:
         if base is None:
             return {"name": UNNAMED, **parts} if named else parts
         parent = catalog.load(reader.kind_of(named[0]), str(base))
-        own = {name: None for name in reader.OWN_VALUES if name in type(parent).model_fields}
-        name = f"{parent.name} (changed)"
-        return catalog.override(parent, {"name": name, **own, **_by_path(parent, parts)})
+        known = type(parent).model_fields
+        own = (name for name in (*reader.NOT_INHERITED, *reader.OWN_VALUES) if name in known)
+        changes = {name: known[name].default for name in own} | {"name": f"{parent.name} (changed)"}
+        return catalog.override(parent, changes | _by_path(parent, parts))
     if isinstance(value, list | tuple):
         return [_loaded(part, reader.element(types, 0), catalog) for part in value]
     return value

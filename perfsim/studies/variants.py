@@ -30,7 +30,7 @@ from perfsim.studies.answers import (
     shared_caveats,
 )
 from perfsim.studies.atlas import Atlas
-from perfsim.studies.decision import amount, duration, verb
+from perfsim.studies.decision import amount, duration, ratio_of, verb
 from perfsim.studies.loading import LAYOUT, VARIANT, Sweep
 from perfsim.studies.spec import digests
 
@@ -175,11 +175,7 @@ class Match:
     @classmethod
     def of(cls, rival: PointResult, series: Series) -> Self:
         """The fewest devices of `series` that reach the target no later than `rival`."""
-        same = series.first.system == rival.system
-        ratios = [
-            (point, point.target_time.ratio_to(rival.target_time, same_machine=same))
-            for point in series.points
-        ]
+        ratios = [(point, ratio_of(point.prediction, rival.prediction)) for point in series.points]
         return cls(
             rival,
             series,

@@ -90,7 +90,7 @@ def _rests_on(first: Answer, rival: Answer, decision: Decision) -> str:
     low = turning < nearest.typical
     keep = f"with {nearest.name}"
     for row in (first, rival):
-        if nearest.name in (f"{SPEED}{row.system}, shared", f"{SPEED}{row.label}"):
+        if nearest.name in (f"{SPEED}{row.device}, shared", f"{SPEED}{row.label}"):
             limits = (f"{100 * row.mfu / turning:.1f} % of peak", f"{100 * row.mfu:.1f} %")
             low = row is first
             keep = f"while {row.short} {verb(row.num_devices, 'stay', 'stays')}"

@@ -52,6 +52,19 @@ def test_a_study_may_extend_another_and_be_changed(answer: ps.StudyAnswer) -> No
         assert (again.title, again.question) == ("cerebras_gpt_111m on A100-80GB", ""), "no words of another"
 
 
+def test_a_machine_and_a_copy_with_other_links_share_the_error_of_their_device() -> None:
+    copy = {"extends": "dgx-h100", "name": "thin", "node": {"nics": 2}}
+    candidates = [{"strategy": "3d", "system": system, "devices": 16} for system in ("dgx-h100", copy)]
+    recipe = {"extends": "llm_2024", "tokens": 1e10, "global_batch_size": 64}
+    study = ps.study({"name": "links", "model": "llama31_8b", "recipe": recipe, "candidates": candidates})
+    whole, thin = study.candidates
+    assert thin.machine == "16 devices of thin", "as in a file"
+    assert thin.time.unshared_error < thin.time.step_time_error / 2, "the runtime is not named"
+    for band in (study.decision.ratio, study.ratio(thin.machine, over=whole.machine)):
+        assert band.high / band.low < (1 + thin.time.unshared_error) ** 3
+        assert band.typical == pytest.approx(thin.wall_s / whole.wall_s)
+
+
 def test_a_part_of_a_mapping_may_extend_a_description_as_in_a_file(tmp_path: Path) -> None:
     changed = {
         "recipe": {"extends": "llm_2021", "tokens": 1e10},

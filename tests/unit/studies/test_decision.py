@@ -48,7 +48,7 @@ def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
         batch, step_s, 4e11, changes.pop("critical", DATA_LAW), changes.pop("error", 0.2),
         d_min_error=changes.pop("d_min_error", 0.0), unshared_error=changes.pop("own", math.inf),
     )  # fmt: skip
-    fields: dict[str, Any] = {"plan": label, "production": None, "draws": DRAWS} | changes
+    fields: dict[str, Any] = {"device": system, "plan": label, "production": None, "draws": DRAWS} | changes
     training = HealthyRun(time.steps, step_s, 2e10, 16)
     rates = fields.pop("rates", priced(system, None))
     return Option(label=label, system=system, time=time, training=training, rates=rates, **fields)
@@ -89,7 +89,7 @@ def test_the_ratio_and_its_probability_are_those_of_the_closed_form() -> None:
 def test_what_two_candidates_of_one_machine_share_cancels() -> None:
     slow = option("b", own=0.05, step_s=4.9)
     alike = decide([option("a", own=0.05), slow], "USD")
-    apart = decide([option("a", own=0.05), replace(slow, system="other")], "USD")
+    apart = decide([option("a", own=0.05), replace(slow, device="other")], "USD")
     assert alike.ratio.high / alike.ratio.low < 0.8 * apart.ratio.high / apart.ratio.low
     band = slow.time.ratio_to(option("a", own=0.05).time, same_machine=True)
     assert (alike.ratio.low, alike.ratio.high) == pytest.approx((band.low, band.high), rel=0.01)
@@ -250,6 +250,7 @@ def answer(
         num_devices=devices,
         machine=f"{devices} {system}",
         devices_noun=system,
+        device=system,
         layout={},
         global_batch_size=1,
         step_time_s=step_s,

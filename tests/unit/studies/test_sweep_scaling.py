@@ -33,16 +33,18 @@ def result(write_sweep: Write, tmp_path: Path) -> SweepResult:
 def at_speed(point: PointResult, factor: float) -> PointResult:
     """The same point with steps so many times as long."""
     slower = replace(point.target_time, step_time_s=point.target_time.step_time_s * factor)
-    return replace(point, answer=replace(point.prediction, time=slower))
+    answer = replace(point.prediction, time=slower, step_time_s=slower.step_time_s)
+    return replace(point, answer=answer)
 
 
 def renamed(point: PointResult, name: str, factor: float) -> PointResult:
-    """The point on a system of another name, with steps so many times as long."""
+    """The point on another device, with steps so many times as long."""
     candidate = point.candidate
     system = candidate.system.model_copy(update={"name": name, "noun": None})
     other = candidate.model_copy(update={"system": system})
     study = point.study.model_copy(update={"candidates": (other,)})
-    return replace(at_speed(point, factor), study=study)
+    moved = at_speed(point, factor)
+    return replace(moved, study=study, answer=replace(moved.prediction, device=name))
 
 
 def in_days(points: Iterable[PointResult], *days: float) -> list[PointResult]:
