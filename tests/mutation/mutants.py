@@ -348,7 +348,7 @@ class _Changed(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return None
-        spec.loader.get_code = lambda _: self.code  # type: ignore[attr-defined]
+        spec.loader.get_code = lambda _: self.code
         return spec
 
 

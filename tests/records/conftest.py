@@ -45,8 +45,7 @@ def _differences(before: Any, now: Any, relative: float, at: str = "") -> Iterat
 @pytest.fixture(scope="session")
 def inputs() -> dict[str, Any]:
     """What the records ask about, by subject."""
-    answer: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("inputs.yaml").read_text("utf-8"))
-    return answer
+    return yaml.safe_load(Path(__file__).with_name("inputs.yaml").read_text("utf-8"))
 
 
 @pytest.fixture(scope="session")

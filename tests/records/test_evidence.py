@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,8 +39,8 @@ from perfsim.testing.toys import published_run
 
 Recorded = Callable[..., None]
 CATALOG = default_catalog()
-A100 = cast(constants.GpuCalibration, CATALOG.load("calibration", "a100-sxm4"))
-NVLINK3 = cast(constants.CollectiveCalibration, CATALOG.load("calibration", "nvlink3"))
+A100 = CATALOG.load("calibration", "a100-sxm4")
+NVLINK3 = CATALOG.load("calibration", "nvlink3")
 PEAK = {"bf16": 200e12, "fp8": 400e12}
 MEMORY = MemorySpec(capacity=40e9, bandwidth=1.5e12)
 DEVICE = DeviceSpec(name="some-gpu", kind="gpu", peak=PEAK, memory=MEMORY, compute_units=80)

@@ -32,7 +32,7 @@ def test_samples_are_read_as_they_were(options: dict[str, str], recorded: Record
     said = {}
     for path in SAMPLES:
         try:
-            result = import_file(path, model="llama_7b", **options)  # type: ignore[arg-type]
+            result = import_file(path, model="llama_7b", **options)
         except InputError as error:
             said[path.name] = [problem.message for problem in error.problems]
         else:

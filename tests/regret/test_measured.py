@@ -27,7 +27,7 @@ from perfsim.prediction.bands import Reached
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.risk import EXPECTED, Novelty, expected_ratios, kinds_of
 from perfsim.prediction.run import evaluation_of
-from perfsim.specs.layout import ParallelLayout, text_of
+from perfsim.specs.layout import text_of
 from perfsim.studies.shortlist import ratio_error
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,6 @@ def run_of(case: StepCase, families: dict[str, str]) -> Run | None:
     recorded = {row.id: row for row in Reached.recorded()}
     others = [row for row in recorded.values() if families.get(row.id) != case.family]
     layout = question.given_layout
-    assert isinstance(layout, ParallelLayout)
     layout = replace(layout, zero_stage=recorded[case.id].settings[1])
     points = Novelty.of([layout], question.job, question.system.device, kinds_of(others)).points
     parts = (case.system, None), (question.model, {"name"}), (case.training, OF_LAYOUT)

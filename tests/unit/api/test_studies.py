@@ -127,15 +127,15 @@ def test_a_notebook_shows_verdict_and_caveats_name_their_machines(answer: ps.Stu
         (lambda answer: answer.ratio(3), "is named by text"),
         (lambda answer: answer.ratio("4 CS-2"), "no candidate is called '4 CS-2'"),
         (lambda answer: answer.figures.timeline(99), "the candidates are 0 to 2"),
-        (lambda answer: ps.study(STUDY, compare=[3]), "names such as"),  # type: ignore[list-item]
-        (lambda answer: ps.study(STUDY, compare=3), "names such as"),  # type: ignore[arg-type]
-        (lambda answer: ps.study(STUDY, verify="some"), "off, sample, full"),  # type: ignore[arg-type]
-        (lambda answer: ps.plan(objective="speed"), "step-time, time-to-accuracy, cost"),  # type: ignore[arg-type]
+        (lambda answer: ps.study(STUDY, compare=[3]), "names such as"),
+        (lambda answer: ps.study(STUDY, compare=3), "names such as"),
+        (lambda answer: ps.study(STUDY, verify="some"), "off, sample, full"),
+        (lambda answer: ps.plan(objective="speed"), "step-time, time-to-accuracy, cost"),
         (lambda answer: ps.plan(shown=0), "1 or more"),
-        (lambda answer: ps.validate(3), "a path is expected"),  # type: ignore[arg-type]
+        (lambda answer: ps.validate(3), "a path is expected"),
         (lambda answer: ps.validate("absent.yaml"), "there is no such file"),
         (lambda answer: ps.sweep("capacity_20b", jobs=-1), "whole number of processes"),
-        (lambda answer: ps.sweep({"study": STUDY}), "the path of a file"),  # type: ignore[arg-type]
+        (lambda answer: ps.sweep({"study": STUDY}), "the path of a file"),
         (lambda answer: ps.solve({**STUDY, "batch_size": [8]}, find="devices"), "batch_size"),
         (lambda answer: answer.save(__file__), "test_studies.py"),
         (lambda answer: ps.study({**STUDY, "batch_size": [8]}), "batch_size"),

@@ -116,5 +116,5 @@ def test_a_strategy_without_part_of_the_protocol_is_refused_by_what_it_lacks(ins
 def test_a_plug_in_is_not_blamed_for_what_others_raise(install: Install) -> None:
     install("strategies", "class Mine: ...")
     with pytest.raises(KeyError) as caught:
-        format_quantity(1.0, "no dimension")  # type: ignore[arg-type]
+        format_quantity(1.0, "no dimension")
     assert blamed(caught.value) == ""

@@ -55,7 +55,7 @@ def test_what_is_written_reads_back_to_six_digits_or_all(value: float, dimension
 
 
 def test_python_code_may_pass_si_floats_and_strings() -> None:
-    assert Memory(capacity=80e9, bandwidth="2 TB/s") == Memory(capacity="80 GB", bandwidth=2e12)  # type: ignore[arg-type]
+    assert Memory(capacity=80e9, bandwidth="2 TB/s") == Memory(capacity="80 GB", bandwidth=2e12)
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,6 @@ def test_a_byte_that_is_no_text_is_refused_and_a_byte_order_mark_is_no_part_of_a
 
 def test_names_become_descriptions_in_si(catalog: Catalog) -> None:
     system = catalog.system("box")
-    assert isinstance(system, GpuClusterSpec)
     assert (system.device.memory.capacity, system.node.nic.bandwidth) == (80 * 2**30, 50e9)
     assert system.device is catalog.device("gpu-a")
     assert catalog.names("system") == ["box"]
@@ -248,7 +247,6 @@ def test_a_path_reads_the_file_next_to_the_one_that_names_it(root: Path, catalog
     write(root / "mine" / "fast.yaml", "bandwidth: 900 GB/s\nlatency: 1 us\n")
     path = write(root / "mine" / "my-box.yaml", "extends: box\nnode: {scale_up: ./fast.yaml}\n")
     system = catalog.system(str(path))
-    assert isinstance(system, GpuClusterSpec)
     assert (system.name, system.node.scale_up.name) == ("my-box", "fast")
     assert (system.node.scale_up.bandwidth, system.node.nic.bandwidth) == (900e9, 50e9)
 
@@ -392,7 +390,6 @@ def test_errors_deep_in_a_study_have_their_places(root: Path, catalog: Catalog) 
 def test_override_changes_values_and_says_so(catalog: Catalog) -> None:
     changes = {"node.nics": 4, "node.nic.bandwidth": "100 GB/s", "device": "gpu-b"}
     system = catalog.override(catalog.system("box"), changes)
-    assert isinstance(system, GpuClusterSpec)
     assert system.node.inter_node_bytes_per_s == 400e9
     assert system.device == catalog.device("gpu-b")
     assert system.assumed["node.nics"] == "set by the question"

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from perfsim.evidence.collective_fit import link_calibration
 from perfsim.evidence.fitting import Account, SoftL1, delivered, read_collectives, read_table
 from perfsim.evidence.gemm_fit import gpu_calibration
 from perfsim.machines.machine import is_borrowed
-from perfsim.specs.calibration import CollectiveCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec
 
 MEMORY = MemorySpec(capacity=40e9, bandwidth=1.5e12)
@@ -26,7 +24,7 @@ DEVICE = DeviceSpec(name="some-gpu", kind="gpu", peak={"bf16": 200e12}, memory=M
 LINK = LinkSpec(name="some-link", bandwidth=300e9, latency=1e-6)
 
 
-NVLINK3 = cast(CollectiveCalibration, default_catalog().load("calibration", "nvlink3"))
+NVLINK3 = default_catalog().load("calibration", "nvlink3")
 
 
 def written(folder: Path, text: str, name: str = "bad.csv") -> Path:

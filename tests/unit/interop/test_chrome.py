@@ -31,8 +31,7 @@ def trace(toys: ModuleType) -> Trace:
 def loaded(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     text = gzip.decompress(data) if path.suffix == ".gz" else data
-    listed: list[dict[str, Any]] = json.loads(text)["traceEvents"]
-    return listed
+    return json.loads(text)["traceEvents"]
 
 
 def events(trace: Trace) -> list[dict[str, Any]]:

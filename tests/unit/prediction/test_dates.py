@@ -110,9 +110,9 @@ def test_a_changed_release_of_a_system_stays() -> None:
 
 def test_a_device_of_ones_own_without_a_date_cannot_be_asked_about_a_day() -> None:
     system = default_catalog().system("dgx-h100").with_(**{"device.date": None})
-    assert asked(system, "").job  # type: ignore[arg-type]
+    assert asked(system, "").job
     with pytest.raises(InputError, match="has no date") as refused:
-        asked(system, "2024-01")  # type: ignore[arg-type]
+        asked(system, "2024-01")
     assert "date: 2023-06" in refused.value.problems[0].help
 
 

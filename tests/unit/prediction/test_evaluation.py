@@ -43,8 +43,7 @@ def planned(toys: ModuleType, **layout: int) -> Plan:
     chosen = ParallelLayout(**layout)
     heads = {"hidden_size": 768, "num_attention_heads": 12, "ffn_hidden_size": 3072, "vocab_size": 49152}
     job = toys.job(2 * chosen.data, **heads, num_layers=4, tied_embeddings=False)
-    plan: Plan = toys.plan("3d", job, chosen, toys.gpu_cluster(gpus=4, nics=4))
-    return plan
+    return toys.plan("3d", job, chosen, toys.gpu_cluster(gpus=4, nics=4))
 
 
 def test_neighbours_in_the_node_for_some_replicas_are_across_for_others(toys: ModuleType) -> None:

@@ -12,7 +12,6 @@ from perfsim.prediction.perturbed import perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.run import Evaluation, evaluate
-from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.perturbations import parse_perturbations
 from perfsim.specs.recipe import Job
@@ -61,7 +60,6 @@ def run(
     """One system with those changes; in the layout given, or the planner's."""
     catalog = default_catalog()
     system = catalog.override(CS_2, {**bound.changes, **changes})
-    assert isinstance(system, WaferClusterSpec)
     topology = build_topology(system, 1)
     job = Job(catalog.model(bound.model), catalog.recipe("gpt3_pretraining"), sequences or bound.sequences)
     costs = costs_for(topology, job.recipe)

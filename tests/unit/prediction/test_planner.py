@@ -23,8 +23,7 @@ def topology(toys: ModuleType) -> Topology:
 
 def on_toys(toys: ModuleType, name: str, job: Job, topology: Topology) -> Question:
     """A question whose costs are simple."""
-    question: Question = toys.question(strategy(name), job, topology, toys.ToyCosts(topology.system))
-    return question
+    return toys.question(strategy(name), job, topology, toys.ToyCosts(topology.system))
 
 
 def question(

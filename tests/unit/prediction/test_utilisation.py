@@ -20,9 +20,7 @@ SECONDS = 4.0
 @pytest.fixture
 def tree(toys: ModuleType) -> FatTree:
     """Four nodes of 8 GPUs, each with a NIC of 25 GB/s and a port of 300 GB/s."""
-    topology = toys.topology(32)
-    assert isinstance(topology, FatTree)
-    return topology
+    return toys.topology(32)
 
 
 def used(graph: TaskGraph, tree: FatTree) -> dict[str, LinkUse]:

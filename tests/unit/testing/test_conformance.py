@@ -151,4 +151,4 @@ def test_what_is_no_strategy_is_told_what_it_lacks() -> None:
         summary = "it inherits from nothing"
 
     with pytest.raises(BrokenPromise, match=r"no .*emit.*; inherit from perfsim.strategies.Strategy"):
-        check_strategy(Alone())  # type: ignore[arg-type]
+        check_strategy(Alone())

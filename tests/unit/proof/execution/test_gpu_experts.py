@@ -39,7 +39,7 @@ def test_rows_that_come_back_to_the_wrong_token_are_found(monkeypatch: pytest.Mo
     def wrong(*given: Any) -> list[tuple[Any, ...]]:
         return [(rows | {"rows": np.roll(rows["rows"], 1, axis=0)},) for (rows,) in right.run(*given)]
 
-    monkeypatch.setitem(EXCHANGES, "experts.combine", right._replace(run=wrong))  # type: ignore[arg-type]
+    monkeypatch.setitem(EXCHANGES, "experts.combine", right._replace(run=wrong))
     result = prove_all(Request("mixtral_8x7b", layout="dp=2,ep=2", orders=1))
     assert not result.passed
 
@@ -110,7 +110,7 @@ def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
         again.append("pair" in tape.kept)
         return right.run(tape, x)
 
-    monkeypatch.setitem(PARTS, "heads", right._replace(run=counted))  # type: ignore[arg-type]
+    monkeypatch.setitem(PARTS, "heads", right._replace(run=counted))
     small = subject_of("deepseek_v3", f"{layout},recompute=full", batch=1, recompute_keeps=keeps)
     assert small.faults() == []
     assert any(again) == (keeps == "qkv")

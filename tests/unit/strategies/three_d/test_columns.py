@@ -11,7 +11,7 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.emission import RankShare
-from perfsim.strategies.three_d.expert import ExpertGroup, Which
+from perfsim.strategies.three_d.expert import Which
 from perfsim.strategies.three_d.layers import Layer, WeightInputs
 from perfsim.strategies.three_d.prices import Passes
 from perfsim.strategies.three_d.space import Columns
@@ -74,7 +74,6 @@ def emitted_s(query: Question, layer: Layer, split: bool) -> tuple[float, float,
 
 def beside_s(query: Question, layer: Layer, shared: Work) -> float:
     """Seconds of shared experts that the way of rows to the others hides."""
-    assert isinstance(layer.mlp, ExpertGroup)
     dispatched = query.costs.durations_s(layer.mlp.to_experts).sum()
     return min(query.costs.duration_s(shared), float(dispatched))
 
@@ -84,7 +83,6 @@ def late_s(query: Question, layer: Layer, host: Work) -> float:
     which: Which = "dgrad" if host.op.endswith(".dgrad") else "backward"
     if host.category in ("forward", "recompute"):
         which = "forward"
-    assert isinstance(layer.mlp, ExpertGroup)
     parts = layer.mlp.parts(which)
     shared = [] if parts.shared is None else [parts.shared]
     works = [*layer.mlp.to_experts, parts.experts, *layer.mlp.from_experts, *shared]

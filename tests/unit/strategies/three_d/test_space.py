@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.network import FatTree
 from perfsim.prediction.question import question_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
@@ -173,6 +172,5 @@ def test_degrees_whose_experts_fit_on_no_group_of_ranks_have_no_layout() -> None
     # At most 12 ranks share the experts, more than a node and no whole nodes; fewer cannot hold them.
     asked = question_of({"model": "kimi_k2", "system": "mi350x-288gb", "devices": 120, "batch": 1020})
     topology = asked.topology
-    assert isinstance(topology, FatTree)
     columns = layout_space(asked.job, topology, (*ALL, "expert"))
     assert not len(columns) or not np.any((columns.tensor == 1) & (columns.pipeline == 2))
