@@ -54,10 +54,11 @@ def _precision(settings: Settings) -> str:
     return "bf16" if settings.flag("bf16.enabled", "bfloat16.enabled") else half
 
 
-def _wire(settings: Settings) -> str | None:
+def wire(settings: Settings) -> str | None:
+    """The precision in which gradients are reduced; None: fp32."""
     keys = ("communication_data_type", "data_types.grad_accum_dtype")
-    wire = settings.choice(keys, {**WIRES, "bfp16": "bf16"}, settings.ours["recipe.precision"])
-    return None if wire == "fp32" else wire
+    told = settings.choice(keys, {**WIRES, "bfp16": "bf16"}, settings.ours["recipe.precision"])
+    return None if told == "fp32" or settings.flag("fp32_allreduce") else told
 
 
 CPU_CHECKPOINTS = "activation_checkpointing.cpu_checkpointing"
@@ -96,7 +97,7 @@ ROWS: tuple[Row, ...] = (
         _precision,
     ),
     Row("recipe.precision", "fp16.enabled", lambda c: c.job.recipe.precision == "fp16"),
-    Row.spelled("recipe.reduce_precision", "communication_data_type", {None: "fp32", **WIRES}, _wire),
+    Row.spelled("recipe.reduce_precision", "communication_data_type", {None: "fp32", **WIRES}, wire),
     Row.grad_bucket("zero_optimization.reduce_bucket_size"),
     Row.optimizer("deepspeed", "optimizer.type"),
     Row.spelled("recipe.optimizer", "zero_allow_untested_optimizer", {"sgd": True}),  # ZeRO needs it

@@ -117,7 +117,7 @@ def _window(settings: Settings) -> int | None:
 def _expert_layers(settings: Settings) -> tuple[bool, ...]:
     """Which layers have experts: one in `moe_layer_freq`, or a pattern such as `([0]*3+[1]*58)`."""
     layers: int = settings.ours["model.num_layers"]
-    given = settings.raw("moe_layer_freq")
+    given = settings.raw("moe_layer_freq", "expert_interval")
     if isinstance(given, list):
         given = [int(layer in (1, True)) for layer in given]
     text = str(1 if given is None else given).replace(" ", "")
@@ -187,12 +187,12 @@ MODEL: tuple[Row, ...] = (
     Row.same("model.mtp_num_layers", "mtp_num_layers", usual=0),
     *tool.experts(
         "num_experts num_moe_experts",
-        Row.same("model.experts.top_k", "moe_router_topk", default=2),
+        Row.same("model.experts.top_k", "moe_router_topk topk", default=lambda s: 2 - s.has("deepspeed")),
         # A softmax over one expert alone has no gradient.
         Row.spelled("model.experts.top_k", "moe_router_pre_softmax", {1: True}),
         Row.same("model.experts.ffn_hidden_size", "moe_ffn_hidden_size"),
         Row.same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
-        Row("model.expert_layers", "moe_layer_freq", _write_expert_layers, _expert_layers),
+        Row("model.expert_layers", "moe_layer_freq expert_interval", _write_expert_layers, _expert_layers),
         Row("model.shared_gate", "moe_shared_expert_gate", read=lambda s: s.flag("moe_shared_expert_gate")),
         Row.same("model.experts.groups", "moe_router_num_groups", usual=1),
         Row.same("model.experts.top_groups", "moe_router_group_topk"),
@@ -205,7 +205,7 @@ MODEL: tuple[Row, ...] = (
         Row.word("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
         Row.same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
     ),
-    Row.same("layout.expert", "expert_model_parallel_size", default=1),
+    Row.same("layout.expert", "expert_model_parallel_size moe_expert_parallel_size", default=1),
     Row.same("model.vocab_size", "vocab_size", read=_vocabulary),
     Row.same(
         "model.max_position_embeddings", "max_position_embeddings seq_length encoder_seq_length", needed=True
@@ -304,7 +304,8 @@ def _zero_stage(settings: Settings) -> int:
 
 
 def _context_exchange(settings: Settings) -> str:
-    kind = (settings.text("cp_comm_type").split() or ["p2p"])[0]
+    usual = "a2a" if settings.has("ds_sequence_parallel_size") else "p2p"
+    kind = (settings.text("cp_comm_type").split() or [usual])[0]
     ours = next((ours for ours, name in EXCHANGES.items() if name == kind), "")
     if not ours and settings.ours["layout.context"] > 1:
         settings.gap(f"context ranks that exchange by {kind}; a ring is taken")
@@ -316,7 +317,7 @@ LAYOUT: tuple[Row, ...] = (
     Row.same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
     Row.same("recipe.global_batch_size", "global_batch_size"),
     TENSOR,
-    Row.same("layout.context", "context_parallel_size", usual=1, default=1),
+    Row.same("layout.context", "context_parallel_size ds_sequence_parallel_size", usual=1, default=1),
     Row.spelled("layout.context_exchange", "cp_comm_type", EXCHANGES, _context_exchange),
     Row.same("layout.pipeline", "pipeline_model_parallel_size", default=1),
     # Reading these and the share of recomputed layers needs ranks or layers, so `_divided` does it.
@@ -338,7 +339,8 @@ LAYOUT: tuple[Row, ...] = (
         "num_distributed_optimizer_instances",
         lambda c: c.layout.replicas // c.layout.shards if c.layout.shards < c.layout.replicas else None,
     ),
-    Row.word("layout.offload_optimizer", "optimizer_cpu_offload", {"cpu": True}, default="none"),
+    Row.word("layout.offload_optimizer", "optimizer_cpu_offload cpu_optimizer", {"cpu": True}),
+    Row.noted("what {} says to DeepSpeed", "deepspeed_config"),
     *(Row.spelled("layout.offload_optimizer", key, {"cpu": True}) for key in WITH_OFFLOAD),
     tool.share_on_cpu("optimizer_offload_fraction"),
     Row.spelled("layout.zero_stage", "use_megatron_fsdp use_custom_fsdp", dict.fromkeys(SHARDING, True)),

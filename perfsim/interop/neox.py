@@ -8,6 +8,7 @@ from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES, MOST_VOCABULARY, MOST_WIDTH
 from perfsim.interop import tool
+from perfsim.interop.deepspeed import wire
 from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Reading, Row, Tool
 
@@ -121,6 +122,7 @@ ROWS: tuple[Row, ...] = (
     Row.known("checkpoint_num_layers partition_activations synchronize_each_layer fp16.fp16"),
     Row.same("recipe.seq_length", "seq_length"),
     Row("recipe.precision", "precision bf16.enabled fp16.enabled", read=_precision),
+    Row("recipe.reduce_precision", "communication_data_type fp32_allreduce", read=wire),
     Row.optimizer("neox", "optimizer.type optimizer_type"),
     Row(
         "runtime.attention",

@@ -109,7 +109,8 @@ SAID = (
     ("--recompute-granularity selective --recompute-modules mla_up_proj layernorm moe_act", "latents+norms"),
     ("--recompute-granularity selective --recompute-modules core_attn mlp", "recompute=mlp"),
     ("--activations-checkpoint-method uniform", "recompute=full"),
-    ("--deepspeed --zero-stage 2", "zero=2"),
+    ("--deepspeed --zero-stage 2 --cpu-optimizer", "offload_optimizer=cpu"),
+    ("--deepspeed --num-experts 4 --expert-interval 2", "top_k: 1\n  interval: 2"),
     ("--position-embedding-type rope --no-position-embedding", "position_embedding: rotary"),
     ("--exp-avg-dtype bf16", "moment_precision: bf16"),
     ("--main-grads-dtype bf16", "reduce_precision: bf16"),
@@ -167,6 +168,7 @@ WRONG_ARGUMENTS = (
     ("--hidden-size 12288", "--hidden-size", "hidden_size: its value is missing"),
     ("--num-layers 96", "--num-layers $LAYERS", "num_layers: the file does not tell this value"),
     ("PP=16", "PP=5", "128 ranks are not a multiple of tensor 8 × pipeline 5"),
+    ("--fp16", "--fp16 --ds-sequence-parallel-size 2", "tensor 8 × pipeline 16 × context 2"),
     ("--fp16", "--fp16 --position-embedding-type rop", r"'rop' is unknown\n.*\n.*did you mean `rope`"),
     ("--fp16", "--fp16 --pipeline-model-parallel-layout Et*3|t*4,L", "has 96"),
 )
