@@ -241,8 +241,7 @@ def _matches(source: Source, names: Sequence[str] = READ) -> dict[str, Any]:
 
 def _documents(source: Source, name: str) -> Iterator[Any]:
     """The document in each syntax of a format in which the file can be parsed."""
-    syntaxes = tool_named(name).syntaxes
-    return (source.documents[syntax] for syntax in syntaxes if syntax in source.documents)
+    return (source.documents[syntax] for syntax in tool_named(name).syntaxes if syntax in source.documents)
 
 
 def _name(reading: Reading) -> str:

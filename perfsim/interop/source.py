@@ -284,8 +284,7 @@ class Settings:
 
     def error(self, name: str, message: str, help_text: str = "") -> InputError:
         """A problem with the value of a key, at its line."""
-        line = self.source.line_of(name)
-        return InputError([self.source.problem(f"{name}: {message}", help_text, line)])
+        return InputError([self.source.problem(f"{name}: {message}", help_text, self.source.line_of(name))])
 
     def missing(self, *names: str) -> InputError:
         """The error of a needed key; the help names the present key that is most like it."""

@@ -352,8 +352,7 @@ class StepWriter:
         norms = []
         over_stages: tuple[Work, ...] = ()
         for replicas, reduced in zip(stages.replicas, gradients, strict=True):
-            first = replicas.ranks.start
-            works = norm_works(first, layout.tensor, peers, layout.width, layout.pipeline)
+            works = norm_works(replicas.ranks.start, layout.tensor, peers, layout.width, layout.pipeline)
             norms += [self.builder.task(work, replicas.stream, reduced).tensor for work in works[:1]]
             over_stages = works[1:]
         stream = f"{stages.replicas[0].device}/send-previous"

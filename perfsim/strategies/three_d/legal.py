@@ -278,5 +278,4 @@ def _of_offload(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator
         yield words, [stays]
     elif host is not None and host.nvme is None and "nvme" in layout.offloads.values():
         words = f"offload to nvme: {name} has no `node.host.nvme` (capacity, bandwidth)"
-        on_host = {field: "cpu" for field, place in layout.offloads.items() if place == "nvme"}
-        yield words, [on_host]
+        yield words, [{field: "cpu" for field, place in layout.offloads.items() if place == "nvme"}]

@@ -304,8 +304,7 @@ class _Rewriter:
                 inputs = [*reads, self._task(store, f"{device.name}/d2h", reads, after, piece)[1]]
             handles = self._task(self.works.update(share), f"{device.name}/cpu", inputs, after, piece)
             if self.layout.offload_param == "none":
-                load = self.works.load(share)
-                handles = self._task(load, f"{device.name}/h2d", [handles[1]], [], piece)
+                handles = self._task(self.works.load(share), f"{device.name}/h2d", [handles[1]], [], piece)
         self.tasks.append(handles[0])
         self.tensors += [handles[1]] * len(task.writes)
         if not final:  # the next step waits for its parameters

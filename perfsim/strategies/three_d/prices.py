@@ -472,8 +472,7 @@ class Passes:
 
     def hops(self, rows: Ints) -> Floats:
         """Seconds of a message inside a node, and of one across nodes, shape (rows, 2)."""
-        both = self._prices.send, self._prices.farthest_send
-        return np.concatenate(both, axis=1)[self.of_row[rows]]
+        return np.concatenate((self._prices.send, self._prices.farthest_send), axis=1)[self.of_row[rows]]
 
     def limits(self, passes: _PassPrices, rows: Ints) -> tuple[Floats, Floats]:
         """Shares of a layer's forward and backward that units and memory limit, shape (rows, 2) each."""
@@ -607,8 +606,7 @@ def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> _Largest:
     columns = columns.rows(of_key)
     sizes = taken(sizes, of_key)
     ranks = columns.ranks()
-    parameters = sizes.rank_parameters(ranks) + ranks.sum_of(sizes.experts)
-    largest = parameters.argmax(axis=1)[:, None]
+    largest = (sizes.rank_parameters(ranks) + ranks.sum_of(sizes.experts)).argmax(axis=1)[:, None]
     layers, first, last = (
         np.take_along_axis(column.astype(np.int64), largest, axis=1)[:, 0]
         for column in (ranks.layers, ranks.first, ranks.last)

@@ -308,8 +308,7 @@ def layout_space(
         numbers = np.flatnonzero(divisions.pipeline == pipeline)
         of_degrees = (tensor, context, exchange, pipeline)
         parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage))
-    table = np.concatenate(parts, axis=1)
-    return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
+    return Columns(**dict(zip(_COLUMNS, np.concatenate(parts, axis=1), strict=True)), divisions=divisions)
 
 
 @lru_cache(maxsize=8192)
