@@ -29,6 +29,8 @@ PEAK = 7.48e15
 WIDE = {"num_layers": 6, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 16384}
 AT_PEAK = {"software_release": "peak"}
 LAYOUT = {"recompute_layers": 1, "recompute": "full"}
+SERVER = "memoryx.server"
+WITH_BANDWIDTH = ("device.memory", SERVER, f"{SERVER}.dram", "swarmx", "io_link", "activation_servers")
 few = settings(max_examples=25)
 
 
@@ -125,18 +127,9 @@ def test_simpys_events_are_the_closed_form_of_products_attention_and_rows_where_
     layers: int, hidden: int, passes: int, size: int, systems: int
 ) -> None:
     """A step is M [L (4 products + 4 attention + 4 x 9 H rows) + 3 head], from the shape alone."""
-    fast = {
-        "device.memory.bandwidth": 1e18,
-        "memoryx.server.bandwidth": 1e18,
-        "memoryx.server.dram.bandwidth": 1e18,
-        "memoryx.server.arithmetic": 1e22,
-        "swarmx.bandwidth": 1e18,
-        "swarmx.hop_latency": 0.0,
-        "io_link.bandwidth": 1e18,
-        "io_link.latency": 0.0,
-        "activation_servers.bandwidth": 1e18,
-        "loss_per_doubling": 0.02,
-    }
+    fast = {f"{name}.bandwidth": 1e18 for name in WITH_BANDWIDTH}
+    fast |= {"memoryx.server.arithmetic": 1e22, "swarmx.hop_latency": 0.0, "io_link.latency": 0.0}
+    fast |= {"loss_per_doubling": 0.02}
     shape = {"num_layers": layers, "hidden_size": hidden, "ffn_hidden_size": 4 * hidden}
     batch = passes * size * systems
     run = streamed(batch, systems, changes=fast, model=shape, layout={"micro_batch_size": size})

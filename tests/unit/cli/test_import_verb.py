@@ -9,12 +9,10 @@ from click.testing import Result
 
 import perfsim as ps
 
+SIZES = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512}
 CONFIG = {
     "model_type": "llama",
-    "hidden_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 512,
+    **SIZES,
     "vocab_size": 1000,
     "max_position_embeddings": 2048,
     "rope_theta": 1e4,

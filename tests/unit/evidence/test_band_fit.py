@@ -10,19 +10,9 @@ from perfsim.evidence.left_out import LeavingOut, _points
 from perfsim.evidence.score import Scored
 from perfsim.prediction.bands import BandWidths, Traits
 
-HERE = Traits(
-    "chip",
-    peak_flop_per_s=3e14,
-    memory_bytes_per_s=2e12,
-    precision="16-bit",
-    sharded=False,
-    tensor=True,
-    pipeline=True,
-    parameters=1e10,
-    num_devices=64,
-    shards=1,
-    micro_batch_size=1,
-)
+CHIP = {"peak_flop_per_s": 3e14, "memory_bytes_per_s": 2e12, "precision": "16-bit"}
+SPLIT = {"sharded": False, "tensor": True, "pipeline": True, "shards": 1, "micro_batch_size": 1}
+HERE = Traits("chip", **CHIP, **SPLIT, parameters=1e10, num_devices=64)
 RUNS = 12
 
 

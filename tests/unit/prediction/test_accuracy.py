@@ -18,19 +18,9 @@ from perfsim.prediction.bands import Accuracy, BandWidths, Hidden, Reached, Trai
 from perfsim.prediction.run import Evaluation
 from perfsim.work import GraphBuilder, Kind, Work
 
-HERE = Traits(
-    "a100",
-    peak_flop_per_s=312e12,
-    memory_bytes_per_s=2e12,
-    precision="16-bit",
-    sharded=False,
-    tensor=True,
-    pipeline=True,
-    parameters=20e9,
-    num_devices=128,
-    shards=1,
-    micro_batch_size=2,
-)
+A100 = {"peak_flop_per_s": 312e12, "memory_bytes_per_s": 2e12, "precision": "16-bit"}
+SPLIT = {"sharded": False, "tensor": True, "pipeline": True, "shards": 1, "micro_batch_size": 2}
+HERE = Traits("a100", **A100, **SPLIT, parameters=20e9, num_devices=128)
 LARGE = replace(HERE, parameters=100e9, num_devices=512, micro_batch_size=8)
 SMALL = replace(HERE, parameters=1e9, num_devices=64, micro_batch_size=1)
 LIKE = Traits.together([replace(SMALL, memory_bytes_per_s=1.5e12, tensor=False), LARGE])

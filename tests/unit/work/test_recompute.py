@@ -6,7 +6,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.prediction.planner import best_estimate
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import question_of
 from perfsim.prediction.run import evaluate
 from perfsim.specs.layout import RECOMPUTED, Recompute, recompute_of
 from perfsim.specs.model import LayerKind
@@ -68,16 +68,10 @@ def test_flop_and_closed_form_follow_what_is_kept(framework: str, recompute: Rec
         "recompute_keeps": keeps,
         "attention": "standard",  # computes masked scores too, as the formula counts
     }
-    question = Question(
-        model=LLAMA,
-        recipe=CATALOG.recipe("llm_2024").ran_with(**update),
-        system=CATALOG.system("dgx-h100"),
-        devices=16,
-        strategy="zero3",
-        batch=16,
-        layout=f"mbs=1,recompute={recompute}",
-        must_fit=False,
-    )
+    recipe = CATALOG.recipe("llm_2024").ran_with(**update)
+    asked = {"model": LLAMA, "system": "dgx-h100", "devices": 16, "strategy": "zero3", "batch": 16}
+    question = question_of({**asked, "recipe": recipe, "layout": f"mbs=1,recompute={recompute}"})
+    question = replace(question, must_fit=False)
     screened = best_estimate(question)
     run = evaluate(screened.plan, question.costs)
     assert screened.estimate_s == pytest.approx(run.step_time_s, rel=0.02)

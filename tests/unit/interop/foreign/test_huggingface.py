@@ -19,18 +19,10 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = yaml.safe_load(
     Path(__file__).with_name("published_counts.yaml").read_text("utf-8")
 )
 MIXTRAL = json.loads((SAMPLES / "mixtral_8x7b_config.json").read_text("utf-8"))
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
+HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8}
+SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, **HEADS, "intermediate_size": 14336}
+TABLES = {"vocab_size": 128256, "max_position_embeddings": 131072, "tie_word_embeddings": False}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SIZES, **TABLES}
 
 Import = Callable[..., Imported]
 

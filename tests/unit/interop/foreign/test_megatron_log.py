@@ -16,20 +16,10 @@ from perfsim.specs.layout import text_of
 from perfsim.specs.model import TransformerConfig
 
 Import = Callable[..., Imported]
-ARGUMENTS = {
-    "bf16": True,
-    "global_batch_size": 16,
-    "hidden_size": 1024,
-    "max_position_embeddings": 1024,
-    "micro_batch_size": 1,
-    "num_attention_heads": 16,
-    "num_layers": 4,
-    "seq_length": 1024,
-    "tensor_model_parallel_size": 1,
-    "use_flash_attn": True,
-    "vocab_size": 51200,
-    "world_size": 8,
-}
+SIZES = {"num_layers": 4, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 51200}
+LENGTHS = {"seq_length": 1024, "max_position_embeddings": 1024}
+BATCH = {"global_batch_size": 16, "micro_batch_size": 1, "tensor_model_parallel_size": 1, "world_size": 8}
+ARGUMENTS = {"bf16": True, "use_flash_attn": True, **SIZES, **LENGTHS, **BATCH}
 
 
 def line(number: int, milliseconds: float, batch: int = 16) -> str:

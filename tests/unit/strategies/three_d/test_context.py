@@ -41,18 +41,10 @@ seconds = st.integers(0, 8)
 def test_the_closed_form_of_a_ring_is_exact_whatever_limits_it(
     context: int, block: int, backward: int, message: int, recompute: Any, microbatches: int
 ) -> None:
-    costs = toys.TableCosts(
-        {
-            "mlp.forward": 1.0,
-            "mlp.backward": 2.0,
-            "mlp.recompute": 1.0,
-            "attention.qkv.forward": 1.0,
-            "attention.block.forward": block,
-            "attention.block.recompute": block,
-            "attention.block.backward": backward,
-            "context.send_recv": message,
-        }
-    )
+    whole = {"mlp.forward": 1.0, "mlp.backward": 2.0, "mlp.recompute": 1.0, "attention.qkv.forward": 1.0}
+    blocks = {"forward": block, "recompute": block, "backward": backward}
+    of_blocks = {f"attention.block.{name}": block_s for name, block_s in blocks.items()}
+    costs = toys.TableCosts({**whole, **of_blocks, "context.send_recv": message})
     plan = planned(job_of(240 * 2, microbatches, num_layers=2), context, recompute=recompute)
     graph = plan.graph()
     simulated = critical_path(graph, price(graph, costs)).step_time_s

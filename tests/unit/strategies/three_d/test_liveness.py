@@ -34,19 +34,9 @@ def closed_form(plan: Plan) -> list[float]:
     return [use.parts_bytes["activations"] for use in plan.memory]
 
 
-ORDERS = [
-    ("1f1b", 1, 1, 4),
-    ("1f1b", 2, 1, 8),
-    ("1f1b", 4, 1, 8),
-    ("1f1b", 8, 1, 16),
-    ("1f1b", 8, 1, 3),
-    ("gpipe", 2, 1, 4),
-    ("gpipe", 4, 1, 8),
-    ("interleaved", 2, 2, 8),
-    ("interleaved", 4, 2, 8),
-    ("interleaved", 4, 3, 16),
-    ("interleaved", 4, 2, 4),
-]
+ORDERS = [("1f1b", stages, 1, batches) for stages, batches in ((1, 4), (2, 8), (4, 8), (8, 16), (8, 3))]
+ORDERS += [("gpipe", 2, 1, 4), ("gpipe", 4, 1, 8)]
+ORDERS += [("interleaved", *sizes) for sizes in ((2, 2, 8), (4, 2, 8), (4, 3, 16), (4, 2, 4))]
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
