@@ -44,6 +44,7 @@ class FatTree(Topology):
                 f"partly empty; use {below} or {below + size}"
             )
         self.devices_per_node = size
+        self.devices_per_server = system.node.server or size
         self.full_mesh = system.node.full_mesh
         self.nodes = -(-num_devices // size)
         self.nics_per_node = math.gcd(size, system.node.nics)

@@ -178,6 +178,8 @@ class Topology(ABC):
 
     devices_per_node: int
     """Ranks on one node that is full."""
+    devices_per_server: int
+    """Ranks of one server that is full; a node may have several."""
 
     def __init__(self, system: SystemSpec, num_devices: int) -> None:
         if num_devices < 1:

@@ -54,6 +54,7 @@ class WaferTree(Topology):
 
     system: WaferClusterSpec
     devices_per_node = 1
+    devices_per_server = 1
 
     def __init__(self, system: WaferClusterSpec, num_devices: int) -> None:
         super().__init__(system, num_devices)

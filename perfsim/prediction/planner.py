@@ -370,18 +370,26 @@ def divisible(question: Question, *, legal: bool = True, fit: bool = False) -> l
     """
     batch = question.job.global_batch_size
     devices = question.devices
-    node = question.topology.devices_per_node if question.machine.fragments_memory else 0
-    if not node or (legal and divides(batch, devices)):
+    if not question.machine.fragments_memory or (legal and divides(batch, devices)):
         return []
     within = max(1, int(RANGE * batch)), int(RANGE * devices)
     near, far = within if legal else (max(batch, devices), devices)
     batches = (batch + sign * step for step in range(1, 1 + near) for sign in (-1, 1))
-    numbers = (devices + sign * step for step in range(node, 1 + far, node) for sign in (-1, 1))
     found = (replace(question, batch=other) for other in batches if other > 0 and divides(other, devices))
-    others = (replace(question, devices=n, batch=batch) for n in numbers if n > 0 and divides(batch, n))
+    numbers = (number for number in _numbers(question, far) if divides(batch, number))
+    others = (replace(question, devices=number, batch=batch) for number in numbers)
     tried = (islice(some, MOST_NEAREST if legal else MOST_NEAR) for some in (found, others))
     answers = has_plan if fit or not legal else None
     return [nearest for some in tried for nearest in islice(filter(answers, some), 1)]
+
+
+def _numbers(question: Question, far: int) -> list[int]:
+    """Other numbers of devices, at most `far` away, that are whole servers; the nearest first."""
+    server = question.topology.devices_per_server
+    least = max(1, question.devices - far)
+    numbers = range(-(-least // server) * server, question.devices + far + 1, server)
+    apart = (number for number in numbers if number != question.devices)
+    return sorted(apart, key=lambda number: abs(number - question.devices))
 
 
 def within_nodes(question: Question, best: Plan) -> list[Question]:
@@ -391,9 +399,7 @@ def within_nodes(question: Question, best: Plan) -> list[Question]:
     """
     node = question.topology.devices_per_node
     batch = question.job.global_batch_size
-    most = int(RANGE * question.devices)
-    numbers = (question.devices + sign * step for step in range(node, 1 + most, node) for sign in (-1, 1))
-    for devices in numbers if _tensor(best) > node else ():
+    for devices in _numbers(question, int(RANGE * question.devices)) if _tensor(best) > node else ():
         other = replace(question, devices=devices, batch=batch)
         with suppress(PlanError):
             if _tensor(best_estimate(other, advised=False).plan) <= node:

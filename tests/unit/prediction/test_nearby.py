@@ -57,6 +57,12 @@ def test_a_plan_whose_tensor_groups_leave_nodes_names_devices_over_which_layers_
     assert other.gain > 2
 
 
+def test_of_a_rack_whole_servers_are_named() -> None:
+    (batch, servers) = divisible(asked(71, 512, model="llama31_70b", system="gb300-nvl72"))
+    assert (batch.devices, batch.job.global_batch_size) == (71, 497)
+    assert (servers.devices, servers.job.global_batch_size) == (64, 512)
+
+
 def test_where_no_layout_is_legal_the_named_questions_have_one() -> None:
     """Seven stages do not divide 72 layers evenly, as its tool of then would need."""
     question = asked(112, 2048, model="megatron_8p3b")
