@@ -154,10 +154,11 @@ def parse_quantity(text: str, dimension: Dimension, usual: str = "") -> float:
     said = f"is {meaning}" if (meaning := next(measured, "")) else f"has an unknown unit {unit!r}"
     accepted = accepted_units(dimension)
     base, _, _ = unit.partition("/")
-    # Case first; GB for a rate most likely means GB/s; then any unit with the same beginning.
+    # Case first; GB for a rate most likely means GB/s; then any unit that begins so, or with which it begins.
     alike = [name for name in accepted if name.casefold() == unit.casefold()]
     alike += [name for name in accepted if name.partition("/")[0] == base]
     alike += [name for name in accepted if name.startswith(base)]
+    alike += sorted(filter(base.startswith, accepted), key=len, reverse=True)
     meant = [*alike, nearest(unit, accepted) or usual or _UNITS[dimension].usual][0]
     message = f"{text!r} {said}; {_UNITS[dimension].meaning} is expected"
     raise _refusal(message, dimension, f"{number} {meant}")

@@ -139,8 +139,10 @@ def _help_of_key(name: str, records: Sequence[type[BaseModel]], root: type[BaseM
 
 
 def _takes(annotation: Any, value: Any) -> bool:
-    """Whether there is a field, and it is no list where the value is none."""
+    """Whether there is a field, which is no list where the value is none, and a record where it has parts."""
     accepted = [] if annotation is None else members(annotation)
+    if isinstance(value, Mapping):
+        return any(is_record(cls) or get_origin(cls) in (dict, Mapping) for cls in accepted)
     return any(isinstance(value, list) or get_origin(cls) not in (list, tuple, Sequence) for cls in accepted)
 
 
@@ -263,12 +265,14 @@ def complaints(
             continue  # the base that could not be read may set the missing key
         if details["type"] == "too_short" and details["ctx"]["actual_length"] < len(details["input"]):
             continue  # entries that were refused are not counted, and have complaints of their own
-        with_help = details["type"] == "extra_forbidden" and len(problems) < MOST_SHOWN
+        accepted = reduce(element, path[:-1], members(model))
+        records = [cls for cls in accepted if is_record(cls)]
+        named = next(filter(is_named, records), None)
         help_text = ""
-        if with_help:
-            accepted = reduce(element, path[:-1], members(model))
-            records = [cls for cls in accepted if is_record(cls)]
-            help_text = _help_of_key(str(path[-1]), records, model, details["input"]) if records else ""
+        if details["type"] == "extra_forbidden" and len(problems) < MOST_SHOWN and records:
+            help_text = _help_of_key(str(path[-1]), records, model, details["input"])
+        elif details["type"] == "missing" and not problems and named is not None:
+            help_text = f"write it, or `extends: NAME` of a {kind_of(named)} that has it"
         problems[_problem(details, node, path, help_text)] = None
     return list(problems)
 
@@ -292,7 +296,7 @@ def _problem(details: ErrorDetails, node: Node, path: Loc, help_text: str) -> Pr
     name = str(path[-1]) if path else ""
     inside = f" in {dotted(path[:-1])}" if path[:-1] else ""
     if kind == "missing":
-        return node.mark_at(path).problem(f"`{name}` is missing{inside}")
+        return node.mark_at(path).problem(f"`{name}` is missing{inside}", help_text)
     if kind == "extra_forbidden":
         return node.mark_at(path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
     if {"message", "help"} <= context.keys():
@@ -495,11 +499,13 @@ def _types_at(model: type[BaseModel], path: str) -> Sequence[Any]:
     """The types of values at a dotted path; CatalogError where it leads nowhere."""
     # The types know every field; the data stops where an optional part is None.
     accepted: Sequence[Any] = members(model)
-    for part in path.split("."):
+    parts = path.split(".")
+    for number, part in enumerate(parts, 1):
         records = [cls for cls in accepted if is_record(cls)]
         accepted = element(accepted, part)
         if not (any(part in known_fields(record) for record in records) if records else accepted):
-            raise CatalogError(f"`{part}` is not a field", _help_of_key(part, records, model, None))
+            inside = None if number == len(parts) else dict[str, Any]()
+            raise CatalogError(f"`{part}` is not a field", _help_of_key(part, records, model, inside))
     return accepted
 
 

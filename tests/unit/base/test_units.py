@@ -82,6 +82,8 @@ class Kernel(BaseModel):
         ({"latency": "1e30 s"}, "'1e30 s' is too large: 0 s to 10 s is possible", "did you mean '10 s'?"),
         ({"latency": "1 s", "traffic": "0.9 B/s"}, "is too small: 1 B/s to 1000 EB/s", "mean '1 B/s'?"),
         ({"latency": "1 s", "rate": "0.9 FLOP/s"}, "is too small: 1 FLOP/s to 1000000 EFLOP/s", ""),
+        ({"latency": "1 s", "rate": "2 TFLOPs/s"}, "unknown unit 'TFLOPs/s'", "mean '2 TFLOP/s'?"),
+        ({"latency": "2 seconds"}, "unknown unit 'seconds'", "mean '2 s'?"),
         ({"latency": 1e30}, "'1e+30' is too large", "did you mean '10 s'?"),
         ({"latency": 10**400}, "'inf' is too large", "units: "),
         ({"latency": "1 s", "rounds": "12"}, "`12` is text, a number is expected", "without quotes: 12"),

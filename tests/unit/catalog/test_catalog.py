@@ -306,7 +306,7 @@ def test_all_errors_of_a_file_come_at_once_at_their_places(root: Path, catalog: 
     ("file", "text", "line_and_column", "said"),
     [
         ("links/cable", "name: wire\nbandwidth: 1 GB/s\nlatency: 1 us\n", (1, 7), "write name: cable"),
-        ("links/slow", "name: slow\nlatency: 1 us\n", (1, 1), "`bandwidth` is missing"),
+        ("links/slow", "name: slow\nlatency: 1 us\n", (1, 1), "`extends: NAME` of a link that has it"),
         ("systems/odd", "name: odd\nkind: gpu-clutser\n", (2, 7), "did you mean `gpu-cluster`?"),
         ("systems/even", "name: even\n", (1, 1), "`kind` is missing"),
         ("links/loop", "extends: nobody\n", (1, 10), "unknown link `nobody`"),
@@ -403,6 +403,7 @@ def test_override_changes_values_and_says_so(catalog: Catalog) -> None:
         ("node.nicks", 4, "`nicks` is not a field", "did you mean `nics`?"),
         ("nodes", 4, "`nodes` is not a field", "did you mean `node`?"),
         ("node.nics.many", 4, "`many` is not a field", ""),
+        ("power.node.typical", 4, "`node` is not a field", "known: low"),
         ("device", "gpu-z", "unknown device `gpu-z`", "known: gpu-a"),
         ("node.nic.bandwidth", "100 GB", "node.nic.bandwidth: '100 GB'", "'100 GB/s'"),
         ("node.nics", -1, "node.nics: ", ""),
