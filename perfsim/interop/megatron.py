@@ -312,6 +312,14 @@ def _context_exchange(settings: Settings) -> str:
     return ours or "ring"
 
 
+def _not_joined(chosen: Chosen) -> str:
+    """Why it does not join the passes of a plan; empty where it does, or where none are joined."""
+    recipe = chosen.job.recipe
+    wide = recipe.precision in ("fp32", "tf32") or recipe.expert_dispatcher == "all_gather"
+    lacks = chosen.layout.schedule in JOINED.values() and (wide or chosen.layout.expert == 1)
+    return "it joins passes over an all-to-all of expert ranks in 16 bits" if lacks else ""
+
+
 LAYOUT: tuple[Row, ...] = (
     Row.same("recipe.seq_length", "seq_length encoder_seq_length"),
     Row.same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
@@ -364,6 +372,7 @@ LAYOUT: tuple[Row, ...] = (
     Row("layout.recompute_every", "recompute_num_layers", _recomputed),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
     Row.spelled("layout.schedule", "overlap_moe_expert_parallel_comm", dict.fromkeys(JOINED.values(), True)),
+    Row("layout.schedule", refusal=_not_joined),
 )
 
 

@@ -495,8 +495,8 @@ def _combined(
     shards_experts = np.array([[runs_sharded(*of, *pair) for of in sharded] for pair in experts])
     has_mode = np.array([[mode in some for mode in modes] for some in of_divisions])
     shape = (len(experts), *legal.shape, len(sharded), len(splits), len(modes))
-    # Passes are joined for rows that travel, and under ZeRO 3 a micro-batch is alone.
-    travels = np.array([ranks > 1 or shared > 1 for ranks, shared in experts])[:, None, None]
+    # Passes are joined for rows that travel to experts, and under ZeRO 3 a micro-batch is alone.
+    travels = np.array([ranks > 1 for ranks, _ in experts])[:, None, None]
     allowed = np.broadcast_to((legal & (~joins | travels))[..., None, None, None], shape)
     allowed = allowed & has_mode[:, None, None, None, :] & shards_experts[:, None, None, :, None, None]
     alone = np.array([stage == SHARDED for stage, _ in sharded])[:, None, None]

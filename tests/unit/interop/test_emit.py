@@ -78,6 +78,8 @@ def test_what_a_setting_demands_of_others_is_written_with_it(planned: Callable[.
     assert "--fp8-recipe tensorwise" in emit("megatron", again)
     joined = planned("tp=2,dp=32,sp=true,ep=8,schedule=combined-1f1b", model="qwen3_30b_a3b")
     assert "# leave CUDA_DEVICE_MAX_CONNECTIONS unset" in emit("megatron", joined)
+    with pytest.raises(LayoutError, match="an all-to-all of expert ranks"):
+        emit("megatron", replace(joined, layout=replace(joined.layout, expert=1)))
     assert "--add-qkv-bias" in emit("megatron", planned("dp=64", model="qwen25_7b"))
     flags = emit("megatron", planned("dp=1,zero=1,offload_optimizer=cpu", devices=1))
     assert "--use-distributed-optimizer" in flags
