@@ -208,10 +208,13 @@ class _Unknown:
 
 
 def _devices(path: str, point: Point) -> _Unknown:
-    """Powers of two in a node, then whole nodes; of these first some, an eighth to a fourth apart."""
-    node = point.question.topology.devices_per_node
-    parts = [2**power for power in range((node - 1).bit_length())]
-    grid = [*range(len(parts))]
+    """Powers of two and whole servers in a node, then whole nodes, first some an eighth to a fourth apart."""
+    topology = point.question.topology
+    node = topology.devices_per_node
+    powers = [2**power for power in range((node - 1).bit_length())]
+    servers = range(topology.devices_per_server, node, topology.devices_per_server)
+    parts = sorted({*powers, *servers})
+    grid = [*map(parts.index, powers)]
     nodes = 1
     while node * nodes <= MOST_DEVICES:
         grid.append(len(parts) + nodes - 1)

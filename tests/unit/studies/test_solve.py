@@ -141,6 +141,13 @@ def test_of_devices_every_number_of_nodes_down_to_one_that_fails_is_tried(
     assert "below " in answer.solutions[0].reason
 
 
+def test_inside_a_rack_whole_servers_are_tried() -> None:
+    rack = {**NODE, "system": "gb200-nvl72", "batch": 720}
+    step_s = ps.predict(**rack, devices=36).step_time_s
+    (row, *_) = ps.solve(find="devices", such_that=f"step_time_s <= {1.001 * step_s}", **rack).solutions
+    assert row.value == 36
+
+
 def test_what_is_far_out_of_reach_is_given_up_soon() -> None:
     answer = ps.solve(find="devices", such_that="device_hours <= 0.001", **NODE)
     assert [(row.value, len(answer.tried[row.candidate])) for row in answer.solutions] == [(None, 3)]
