@@ -105,6 +105,7 @@ _CORE_0_13 = ("2025-07", "Megatron-Core 0.13")
 _DS_0_3 = ("", "DeepSpeed 0.3")
 _DS_0_3_13 = ("2021-03", "DeepSpeed 0.3.13")
 _DS_0_3_15 = ("", "DeepSpeed 0.3.15")
+_DS_MOE = {**_ALONE, "zero_stage": (0, 1, 2)}
 _ULYSSES = ("2023-09", "DeepSpeed 0.10.2 (2309.14509)")
 _NEOX_1 = ("", "GPT-NeoX 1.0")
 _FOUNDRY = ("2023-05", "llm-foundry 0.1")
@@ -182,7 +183,7 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("sequence_parallel", "--sequence-parallel", "", "Megatron-DeepSpeed"),
             Runs("context", "DistributedAttention", *_ULYSSES),
             Runs("context_exchange", "DistributedAttention", *_ULYSSES, ("all_to_all",)),
-            Runs("expert", "MoE(ep_size)", "", "DeepSpeed 0.5", needs={"zero_stage": (0, 1, 2)}),
+            Runs("expert", "MoE(ep_size)", "", "DeepSpeed 0.5", needs=_DS_MOE),
             Runs("recompute", "activation_checkpointing", *_DS_0_3, _PARTS),
             Runs("recompute_every", "activation_checkpointing", *_DS_0_3),
             Runs("offload_optimizer", "zero_optimization.offload_optimizer", *_DS_0_3_13, _CPU, _ZERO),
@@ -204,7 +205,7 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (3,), {**_ALONE, "tensor": (1,)}),
             Runs("recompute", "checkpoint_activations", *_NEOX_1, ("full",)),
             Runs("recompute_every", "checkpoint_num_layers", *_NEOX_1),
-            Runs("expert", "moe_expert_parallel_size", "", "GPT-NeoX 2.0"),
+            Runs("expert", "moe_expert_parallel_size", "", "GPT-NeoX 2.0", needs=_DS_MOE),
         ),
     ),
     "torchtitan": _Trainer(
