@@ -114,6 +114,11 @@ class Steps:
         hidden_s = np.maximum(0.0, layers.forward + layers.backward - joined_s)
         self.hidden_s = np.where(self._has("joins") & (layers.computes > 0), hidden_s / 2, 0.0)
         """Seconds by which each of two joined passes is shorter, a layer of every kind."""
+        # Passes of the last rank before its first backward have none to be joined with.
+        alone = (columns.virtual - 1) * columns.pipeline + 1
+        joined = np.maximum(0.0, 1.0 - alone / (columns.virtual * self.microbatches))
+        self.hidden_mean_s = joined[:, None] * self.hidden_s
+        """The same in the mean over the passes of a step."""
         self.hops = passes.hops(rows)
         self.redone = columns.recomputed_share(self.ranks)
 
@@ -157,9 +162,9 @@ class Steps:
         passes = self.passes
         replicas = self.replicas
         begin = self.columns.virtual[:, None] * passes.begin
-        forward = begin + ranks.sum_of(passes.forward - self.hidden_s)
+        forward = begin + ranks.sum_of(passes.forward - self.hidden_mean_s)
         forward += ranks.first * passes.embedding_forward + ranks.last * passes.head_forward
-        backward = begin + ranks.sum_of(passes.backward - self.hidden_s)
+        backward = begin + ranks.sum_of(passes.backward - self.hidden_mean_s)
         backward += self.redone * ranks.sum_of(passes.recompute)
         backward += ranks.first * passes.embedding_backward + ranks.last * passes.head_backward
         weights = ranks.sum_of(passes.weights)

@@ -1,12 +1,13 @@
 """The second estimate of a layout, the longest path over its passes, next to the simulated step."""
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 import pytest
 
 from perfsim.base import compiled
-from perfsim.base.arrays import Floats
+from perfsim.base.arrays import Floats, Ints
 from perfsim.machines.placement import place
 from perfsim.prediction.planner import Search
 from perfsim.prediction.question import Question, question_of
@@ -14,7 +15,7 @@ from perfsim.prediction.run import Step
 from perfsim.specs.layout import ParallelLayout, parsed_settings
 from perfsim.strategies.schedules import JOINED
 from perfsim.strategies.three_d import pass_path
-from perfsim.strategies.three_d.closed_form import Priced
+from perfsim.strategies.three_d.closed_form import Priced, estimate_steps_s
 from perfsim.strategies.three_d.pass_path import path_steps_s
 from perfsim.strategies.three_d.space import Columns
 
@@ -27,6 +28,7 @@ QUESTIONS = {
 NEAR = 1.5
 """Layouts that take so many times as long as the best, or less, are compared."""
 MOST_TASKS = 1_500_000
+Estimate = Callable[[Priced, Ints], Floats]
 
 
 @cache
@@ -38,10 +40,10 @@ def layout_of(text: str) -> ParallelLayout:
     return ParallelLayout(**parsed_settings(text, ParallelLayout))
 
 
-def path_s(question: Question, layout: ParallelLayout) -> float:
+def path_s(question: Question, layout: ParallelLayout, estimate: Estimate = path_steps_s) -> float:
     job = question.job
     priced = Priced(job, Columns.of(job, layout), question.topology, question.costs)
-    return float(path_steps_s(priced, np.arange(1))[0])
+    return float(estimate(priced, np.arange(1))[0])
 
 
 def simulated_s(question: Question, layout: ParallelLayout, *, contention: bool = True) -> float:
@@ -105,6 +107,13 @@ def test_the_path_hides_rows_of_joined_passes_as_the_simulation_does(schedule: s
     question = question_of({"model": "mixtral_8x7b", "system": "dgx-h100", "devices": 64, "batch": 512})
     layout = layout_of(f"pp=4,dp=16,ep=8,zero=1,vpp={2 - (schedule == 'combined-1f1b')},schedule={schedule}")
     assert path_s(question, layout) == pytest.approx(simulated_s(question, layout), rel=0.01)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_the_closed_form_joins_no_pass_to_one_that_is_not_there(microbatches: int) -> None:
+    asked = {"model": "mixtral_8x7b", "system": "dgx-h100", "devices": 64, "batch": 64 * microbatches}
+    alone = question_of(asked), layout_of("dp=64,ep=8,zero=1,schedule=combined-1f1b")
+    assert path_s(*alone, estimate_steps_s) == pytest.approx(path_s(*alone), rel=0.003)
 
 
 @pytest.mark.parametrize("expert", [8, 16])
