@@ -248,7 +248,7 @@ def step_s(plan: Plan) -> float:
 
 
 @given(
-    st.sampled_from(["gpt3_xl", "llama_7b", "gptj_6b"]),
+    st.sampled_from(["gpt3_xl", "llama_7b", "gptj_6b", "llama32_3b"]),
     st.sampled_from([1, 2, 4]),
     st.sampled_from([8, 12, 48]),
     st.sampled_from(["bf16", "fp16"]),
@@ -259,6 +259,8 @@ def test_a_plan_for_wafers_is_read_back(model: str, systems: int, micro: int, pr
     reading, lacking = read_back("modelzoo", plan)
     assert reading.devices == systems
     assert not getattr(reading.model, "lacking", True)
+    groups = getattr(reading.model, "fields", {}).get("num_query_groups")
+    assert groups == plan.job.model.num_query_groups
     assert (reading.layout.data, reading.layout.micro_batch_size) == (systems, micro)
     same_recipe(reading, plan, lacking)
 
