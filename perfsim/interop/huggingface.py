@@ -133,7 +133,7 @@ FALCON: Fields = {
 }
 FAMILIES: Mapping[str, Fields] = {
     # The defaults: LayerNorm, biases everywhere, learned positions, tied head, no gate.
-    "gpt2": {},
+    "gpt2": {"num_query_groups": lambda s: 1 if s.text("attention_head_type") == "multiquery" else None},
     "gpt_bigcode": {"num_query_groups": _if("multi_query", 1, default=True)},
     "gpt_neo": {"attention_bias": False, "output_bias": True},
     **dict.fromkeys(("gptj", "codegen"), GPTJ),
