@@ -3,7 +3,7 @@
 - Tensor groups are inside a node or span whole nodes; they divide heads, query groups and MLP width. In
   domains of several servers, such as racks of 72, some groups of any kind may also lie in two domains.
 - Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
-  rank.
+  rank, and twice as many where a step has a sequence for every device and some layout fits.
 - Pipelines have at most as many virtual stages as the model has layers, and one each for embedding and LM
   head. Layers divide as evenly as they can; where the LM head is worth two or more, by its FLOPs or by their
   time in fewer bits, the last stage also has so many fewer.
@@ -272,10 +272,20 @@ MOST_JOINED = 4
 
 
 def layout_space(
-    job: Job, topology: FatTree, free_degrees: tuple[str, ...], zero_stage: int | None = None
+    job: Job,
+    topology: FatTree,
+    free_degrees: tuple[str, ...],
+    zero_stage: int | None = None,
+    *,
+    shortens: bool = False,
 ) -> Columns:
-    """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage."""
+    """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage.
+
+    If it `shortens` sequences, context ranks may have as few positions as where sequences are few.
+    """
     shares = "context" in free_degrees
+    few = shortens or job.global_batch_size < topology.num_devices
+    positions = LEAST_POSITIONS if few else 2 * LEAST_POSITIONS
     limits = job.runtime.searched
     runs = partial(_runs, limits)
     model = job.model
@@ -297,7 +307,7 @@ def layout_space(
     degrees = [
         (tensor, context, exchange, pipeline)
         for tensor in tensors
-        for context, exchange in (_context_degrees(job, topology, tensor) if shares else ((1, 0),))
+        for context, exchange in (_context_degrees(job, topology, tensor, positions) if shares else ((1, 0),))
         for pipeline in divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
         if is_legal(topology.num_devices // tensor // context // pipeline, pipeline)
     ]
@@ -354,14 +364,14 @@ def head_layers(job: Job, layer_bytes: float | None = None) -> int:
     return round(model.vocab_size * model.hidden_size * positions / job.seq_length / layer)
 
 
-def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple[int, int]]:
+def _context_degrees(job: Job, topology: FatTree, tensor: int, positions: int) -> Iterator[tuple[int, int]]:
     """Context degrees that keep the rules, inside a node or over whole nodes; with the index of exchange."""
     recompute = "none" if job.recipe.recompute == "auto" else job.recipe.recompute
     alone = ParallelLayout(tensor, recompute=recompute, expert_tensor=tensor)
     limits = job.runtime.searched
     for ranks in divisors(topology.num_devices // tensor):
         placed = _placed(topology, tensor * ranks)
-        if ranks > 1 and (not placed or job.seq_length // ranks < LEAST_POSITIONS):
+        if ranks > 1 and (not placed or job.seq_length // ranks < positions):
             continue
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
             layout = replace(alone, context=ranks, context_exchange=exchange)

@@ -72,12 +72,16 @@ class ThreeD:
     ) -> tuple[Columns, Floats, Bools]:
         """All legal layouts, the share of its memory that a device uses of each, and which fit.
 
-        The space grows where it has to. If nothing fits without recompute, single modules are recomputed;
-        else layouts that lack memory get the lightest recompute. If nothing leaves memory for fragmentation,
-        states are offloaded.
+        The space grows where it has to. If nothing fits, context ranks have fewer positions. If nothing fits
+        without recompute, single modules are recomputed; else layouts that lack memory get the lightest
+        recompute. If nothing leaves memory for fragmentation, states are offloaded.
         """
-        columns = layout_space(job, topology, self.free_degrees, self.zero_stage)
+        space = partial(layout_space, job, topology, self.free_degrees, self.zero_stage)
+        columns = space()
         share, fits = memory_shares(job, columns, topology)
+        if "context" in self.free_degrees and job.runtime.attention == "flash" and not fits.any():
+            columns = space(shortens=True)
+            share, fits = memory_shares(job, columns, topology)
         if fits[columns.recompute == 0].any():
             columns = with_light_recompute(job, columns, ~fits & (share < MOST_LACKING))
             more = memory_shares(job, columns.rows(slice(len(share), None)), topology)

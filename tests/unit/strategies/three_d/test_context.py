@@ -13,6 +13,7 @@ from perfsim.machines import network_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
+from perfsim.strategies.three_d.space import LEAST_POSITIONS
 from perfsim.testing import toys
 
 FUSED = {"attention": "flash", "dropout": False}
@@ -88,3 +89,17 @@ def test_a_rank_keeps_its_part_of_activations_and_states_and_buffers_for_four_pa
         planned(job, data=8 // context, context=context, zero_stage=1) for context in (4, 1)
     )
     assert contexts.memory[0].parts_bytes["optimizer"] == replicas.memory[0].parts_bytes["optimizer"]
+
+
+def test_context_ranks_have_fewer_positions_where_nothing_fits_without() -> None:
+    job = job_of(2 * LEAST_POSITIONS, 8, num_layers=1, num_attention_heads=2)
+    chosen = strategy("3d")
+    costs = toys.ToyCosts(toys.gpu_cluster())
+    fits = [
+        chosen.plan(job, toys.topology(8), layout, check_memory=False).peak_memory_bytes
+        for layout in chosen.layouts(job, toys.topology(8))
+    ]
+    cluster = toys.gpu_cluster(capacity=min(fits) * 0.97)
+    screening = chosen.screen(job, toys.topology(8, cluster), costs)
+    assert screening.feasible
+    assert all(screening.layout(index).context > 1 for index in range(screening.feasible))

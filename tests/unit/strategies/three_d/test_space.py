@@ -113,8 +113,12 @@ TRIED: dict[str, tuple[str, Job, int, str, set[Any]]] = {
         *("data", toys.job(8, num_layers=32), 2, "recompute_every"),
         {1, 2, 3, 4, 6, 8, 12, 16, 32},
     ),
-    "no contexts of short sequences": ("3d", long_job(LEAST_POSITIONS), 8, "context", {1}),
-    "contexts of some positions each": ("3d", long_job(4 * LEAST_POSITIONS), 8, "context", {1, 2, 4}),
+    "no contexts of short sequences": ("3d", long_job(2 * LEAST_POSITIONS), 8, "context", {1}),
+    "contexts of long sequences": ("3d", long_job(8 * LEAST_POSITIONS), 8, "context", {1, 2, 4}),
+    "contexts of sequences that are fewer than devices": (
+        *("3d", toys.job(4, FUSED | {"seq_length": 4 * LEAST_POSITIONS}), 8, "context"),
+        {1, 2, 4},
+    ),
     "degrees that divide the experts": ("3d", toys.job(16, experts=EXPERTS), 16, "expert", {1, 2, 4, 8}),
     "tensor ranks of experts share positions": (
         *("3d", toys.job(16, {"seq_length": 1023}, experts=EXPERTS), 8, "tensor"),
