@@ -126,7 +126,9 @@ def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuCluste
     ranks = ranks.rows(first)
     sizes = SliceBytes.of(job, alike)
     parameters = sizes.rank_parameters(ranks)
-    largest = ranks.largest_of(sizes.layer + sizes.experts)
+    # Experts of which no other rank has a copy are neither gathered nor reduced.
+    copied = alike.tensor * alike.replicas > alike.expert * alike.expert_tensor
+    largest = ranks.largest_of(sizes.layer + copied[:, None] * sizes.experts)
     whole = (IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer))[of_row]
     parts = states.sharded(parameters[of_row], zero, data)
     if sizes.experts.any():

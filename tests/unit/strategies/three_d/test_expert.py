@@ -96,6 +96,9 @@ def test_memory_of_experts_falls_with_their_degree_and_zero_shards_it_over_copie
     saved = divided["optimizer"] - sharded["optimizer"]
     rest = counts.total - routed
     assert saved == pytest.approx(12.0 * (rest * 15 / 16 + routed / 8 / 2), rel=1e-3)
+    copied, alone = (held(expert=8, expert_tensor=shared, zero_stage=3) for shared in (1, 2))
+    gathered = copied["gathered parameters"] - alone["gathered parameters"]
+    assert gathered == pytest.approx(2 * 2.0 * routed / layers / 8), "without a copy nothing is gathered"
 
 
 def on_h100(job: Job, layout: ParallelLayout, *, graph: bool = True) -> Plan:
