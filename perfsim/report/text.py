@@ -246,11 +246,14 @@ MAX_PROSE = 100
 UNITS = (*(short for short, *_ in TIME_UNITS), "%", "GB", "GiB", "billion")
 _MEASURE = re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, UNITS))})(?!\w))")
 """The space between a number and its unit."""
+_IN_DATE = re.compile(r"(?<=\b\d{4})-(?=\d\d\b)|(?<=\b\d{4}-\d\d)-(?=\d\d\b)")
+"""A hyphen of a date."""
+_BREAKABLE = {0xA0: " ", 0x2011: "-"}
 
 
 def unbroken(words: str) -> str:
-    """Words whose lines do not break between a number and its unit."""
-    return _MEASURE.sub("\u00a0", words)
+    """Words whose lines do not break between a number and its unit, nor in a date."""
+    return _IN_DATE.sub("\u2011", _MEASURE.sub("\u00a0", words))
 
 
 def terminal_width() -> int:
@@ -259,13 +262,21 @@ def terminal_width() -> int:
 
 
 def paragraphs(*prose: str, width: int = 0, indent: str = "") -> list[str]:
-    """The texts in lines no wider than `width` (0: the terminal), indented, no number apart from its unit."""
+    """The texts in indented lines no wider than `width` (0: the terminal).
+
+    They break at spaces, and inside of words that are wider than a line alone.
+    """
     most = min(width or terminal_width(), MAX_PROSE)
-    lines = []
+
+    def whole(word: re.Match[str]) -> str:
+        fits = len(indent) + len(word[0]) <= most
+        return word[0].replace("-", "\u2011") if fits else word[0]
+
+    lines: list[str] = []
     for words in prose:
-        wrapped = textwrap.wrap(unbroken(words), most, initial_indent=indent, subsequent_indent=indent)
-        lines += [line.replace("\u00a0", " ") for line in wrapped]
-    return lines
+        kept = re.sub(r"\S+", whole, unbroken(words))
+        lines += textwrap.wrap(kept, most, initial_indent=indent, subsequent_indent=indent)
+    return [line.translate(_BREAKABLE) for line in lines]
 
 
 MOST_AT_HEAD = 3

@@ -34,8 +34,8 @@ def decision_of(candidates: tuple[Answer, ...]) -> Decision:
         machine = SystemSpec.model_construct(name=own.system, power=None)
         rates = Rates(system=machine, devices=own.num_devices, units=1, prices=Prices())
         training = HealthyRun(own.steps, own.step_time_s, 2e10, 16)
-        known = {"label": own.label, "system": own.system, "plan": own.label, "time": own.time}
-        options.append(Option(**known, training=training, rates=rates, draws=Draws(0, 1000)))
+        names = {"label": own.label, "system": own.system, "device": own.device, "plan": own.label}
+        options.append(Option(**names, time=own.time, training=training, rates=rates, draws=Draws(0, 1000)))
     return decide(options, "EUR")
 
 

@@ -94,3 +94,10 @@ def test_tables_fill_the_terminal_or_40(monkeypatch: pytest.MonkeyPatch, columns
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr("sys.__stdout__", None)  # a pipe
     assert text.terminal_width() == width
+
+
+def test_lines_break_at_hyphens_only_in_words_that_are_wider() -> None:
+    words = "on 2024-04-24 with combined-interleaved, 28.8 days"
+    assert text.paragraphs(words, width=21) == ["on 2024-04-24 with", "combined-interleaved,", "28.8 days"]
+    assert text.paragraphs("a-word-that-is-wide", width=8) == ["a-word-", "that-is-", "wide"]
+    assert "2024\u201104\u201124 with combined-" in text.unbroken(words), "a page breaks at other hyphens"
