@@ -112,8 +112,8 @@ QKV = ("query", "key", "value")
 """Matrices of one product `qkv`, unless queries pass through latents; a gate is with the MLP's first one."""
 EVERYWHERE = ("query_down", "pair_down", "router")
 """Products that every tensor rank computes for all tokens, unless sequence parallelism divides them."""
-NOT_SUMMED = ("shared_fc1", "shared_fc2", "mtp_joint", "mtp_lm_head")
-"""Products of shared experts and of multi-token prediction, whose sums over ranks no graph writes."""
+NOT_SUMMED = ("mtp_joint", "mtp_lm_head")
+"""Products of multi-token prediction, whose sums over ranks no graph writes."""
 
 
 class _Product(NamedTuple):

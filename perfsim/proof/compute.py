@@ -59,6 +59,11 @@ class OnRank:
                 return tensor[name]
         raise KeyError(f"no tensor that it reads has {name}")
 
+    def taken_by(self, operation: Operation) -> list[str]:
+        """The arrays that an operation takes from its operands."""
+        there = {name for tensor in self.operands if isinstance(tensor, dict) for name in tensor}
+        return [*operation.takes, *(name for name in operation.also_takes if name in there)]
+
     @property
     def saved(self) -> operations.Block | None:
         """What the forward of its layer kept, if it reads that."""
@@ -94,6 +99,10 @@ class Operation(NamedTuple):
     """Arrays that it takes from its operands."""
     gives: tuple[str, ...] = ("hidden",)
     """Arrays of the first tensor that it writes."""
+    also_takes: tuple[str, ...] = ()
+    """Arrays that it takes where an operand has them."""
+    also_gives: tuple[str, ...] = ()
+    """Arrays of a second tensor, where it writes one."""
     begin: Callable[[OnRank, operations.Block], None] | None = None
     """What a backward does before its parts."""
     end: Callable[[OnRank, operations.Block], None] | None = None
@@ -115,7 +124,7 @@ def forward(at: OnRank, operation: Operation) -> Made:
     if again and (saved := at.saved):
         block.values = saved.values | block.values
         block.parts = saved.parts | block.parts
-    for name in operation.takes:
+    for name in at.taken_by(operation):
         block.values[name] = at.arrived(name)
     if "router" in operation.parts and "router" in at.w:
         block.values["hidden"] = at.ranks.own(at.rank, block.values["hidden"])
@@ -130,6 +139,8 @@ def forward(at: OnRank, operation: Operation) -> Made:
     if operation.quantity == "hidden" and not again and len(at.task.writes) > 1:
         tensors.append({"saved": block.saved(at.mode, at.ranks.runtime), **block.operands(at.mode)})
         at.frame[number] = block.module_head
+    elif operation.also_gives and len(at.task.writes) > 1:
+        tensors.append({name: block.values[name] for name in operation.also_gives})
     return tensors, []
 
 
@@ -159,18 +170,20 @@ def backward(at: OnRank, operation: Operation) -> Made:
     Gradients of weights wait for a task of their block that adds some; experts have a block of their own.
     """
     block = at.block
-    for name in operation.takes:
+    for name in at.taken_by(operation):
         block.gradients[name] = at.arrived(name)
     if operation.begin:
         operation.begin(at, block)
     made = block.backward(operation.parts, at.w)
     if operation.end:
         operation.end(at, block)
-    given = {name: block.gradients.pop(name) for name in operation.gives} or None
+    tensors: list[Tensor | None] = [{name: block.gradients.pop(name) for name in operation.gives} or None]
+    if operation.also_gives and len(at.task.writes) > 1:
+        tensors.append({name: block.gradients.pop(name) for name in operation.also_gives})
     if operation.adds == "experts":
-        return [given], made
+        return tensors, made
     block.of_weights += made
-    return [given], block.take_weights() if operation.adds else []
+    return tensors, block.take_weights() if operation.adds else []
 
 
 def _by_loss(at: OnRank, block: operations.Block) -> None:
@@ -374,13 +387,13 @@ COMPUTE: Mapping[str, Operation] = {
     ),
     **_both(
         "router",
-        Operation(forward, ("router",), ("attended",), ROWS),
-        Operation(backward, ("router",), ("rows",), adds="own", quantity="middle"),
+        Operation(forward, ("router",), ("attended",), ROWS, also_gives=("z",)),
+        Operation(backward, ("router",), ("rows",), also_takes=("z",), adds="own", quantity="middle"),
     ),
     **_both(
         "shared_experts",
-        Operation(forward, ("shared",), (), ("shared",)),
-        Operation(backward, ("shared",), (), ()),
+        Operation(forward, ("shared",), (), ("shared",), also_takes=("z",)),
+        Operation(backward, ("shared",), (), ("z",), also_takes=("shared",)),
     ),
     **_both(
         "experts",
@@ -389,8 +402,8 @@ COMPUTE: Mapping[str, Operation] = {
     ),
     **_both(
         "combine",
-        Operation(forward, ("combine", "scores"), ("rows",), quantity="hidden"),
-        Operation(backward, ("combine",), gives=ROWS, begin=_from_tokens, loss=True),
+        Operation(forward, ("combine", "scores"), ("rows",), also_takes=("shared",), quantity="hidden"),
+        Operation(backward, ("combine",), gives=ROWS, also_gives=("shared",), begin=_from_tokens, loss=True),
     ),
     **_both(
         "layer",

@@ -467,7 +467,7 @@ def _mlp(tape: Tape, x: Node, attended: Node) -> Node:
 def _linears(tape: Tape, z: Node, prefix: str = "") -> Node:
     """Both products of an MLP, of shared experts or of routed ones, and what is between them."""
     share = tape.share
-    adds = {"": share.leads, "shared_": True, "expert_": share.expert_tensor.number == 0}[prefix]
+    adds = share.expert_tensor.number == 0 if prefix == "expert_" else share.leads
     axes = "rkn" if prefix == "expert_" else "kn"
     gate = tape.product(z, f"{prefix}gate", axes) if share.model.gated_mlp else None
     u = tape.product(z, f"{prefix}fc1", axes)
@@ -532,7 +532,7 @@ PARTS: Mapping[str, _Row] = {
     "output": _Row(_output, ("context",), ("attended",)),
     "mlp": _Row(_mlp, ("hidden", "attended"), ("hidden",), "fc1"),
     "router": _Row(_router, ("hidden", "attended"), ("total", "z", "rows", "p"), "router"),
-    # Shared experts compute every token, and each rank has them whole; routed ones compute rows.
+    # Shared experts compute every token; routed ones compute rows.
     "shared": _Row(partial(_linears, prefix="shared_"), ("z",), ("shared",), "shared_fc1"),
     "experts": _Row(partial(_linears, prefix="expert_"), ("rows",), ("rows",), "expert_fc1"),
     "combine": _Row(_combine, ("total", "rows", "p", "shared"), ("hidden",), "router"),

@@ -23,7 +23,7 @@ Weights = dict[str, Floats]
 WORDS = {EMBEDDING: "words", HEAD: "head_words"}
 """The table of words in both blocks that have one."""
 
-_ADDED_ONCE = ("projection_bias", "fc2_bias", "positions")
+_ADDED_ONCE = ("projection_bias", "fc2_bias", "shared_fc2_bias", "positions")
 """Whole on every tensor peer, which all have their whole gradient; only the first adds them."""
 
 

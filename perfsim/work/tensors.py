@@ -44,7 +44,7 @@ AXES: Mapping[str, _Axis] = {
     "e": _Axis(lambda model: model.given_experts().num_experts, "expert"),
     "r": _Axis(lambda model: model.given_experts().num_experts),  # what the router chooses from
     "u": _Axis(lambda model: model.given_experts().ffn_hidden_size, "expert_tensor"),
-    "w": _Axis(lambda model: model.given_experts().shared_ffn_hidden_size),
+    "w": _Axis(lambda model: model.given_experts().shared_ffn_hidden_size, "tensor"),
 }
 
 

@@ -131,7 +131,8 @@ class RankShare:
         shares = RankGroup(self.first, 1, self.layout.expert_tensor)
         device = f"gpu{self.first}"
         joins = schedule_called(self.layout.schedule).has("joins")
-        return ExpertGroup(part, device, mode, ranks, shares, recipe.expert_dispatcher, waits, joins)
+        of_ranks = ranks, shares, self.group(kind)
+        return ExpertGroup(part, device, mode, *of_ranks, recipe.expert_dispatcher, waits, joins)
 
     def replicas(self, stages: list[VirtualStage], last_rank: int) -> Replicas:
         """Its replicas, and the replicas of its experts; `last_rank` has the LM head."""

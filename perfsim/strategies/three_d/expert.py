@@ -10,7 +10,8 @@ backward [2006.16668, 2101.03961]. Experts are divided over the ranks of tensor,
 - all_gather: every rank gets the tokens of all ranks, and results are reduce-scattered.
 
 Ranks that share an expert (expert tensor parallelism) gather one another's rows before it, and reduce-scatter
-what it makes of them. Compute waits while rows travel, but for shared experts, which need none of them.
+what it makes of them. Compute waits while rows travel, but for shared experts, which need none of them:
+tensor ranks divide these, gather their tokens before them and reduce-scatter what they make.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import Literal, NamedTuple
 from perfsim.specs.calibration import Dispatcher
 from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.strategies.three_d.data import collective
-from perfsim.strategies.three_d.layers import Backward, Forward, Half, Made, compute_work
+from perfsim.strategies.three_d.layers import Backward, Forward, Half, Made, TensorGroup, compute_work
 from perfsim.work import WAIT_OF_EXPERTS, RankGroup, TensorClass, Work
 from perfsim.work.builder import InBlock
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
@@ -37,7 +38,10 @@ class _ExpertWorks(NamedTuple):
     """The compute of a block with experts in parts, in the order of a pass."""
 
     begin: Work
-    """Up to the rows that leave: norm, router and permutation, or in a backward the gradients of rows."""
+    """Up to the rows that leave: norm, router and permutation, or in a backward the gradients of rows.
+
+    Where tensor ranks divide shared experts, it also writes the tokens or gradients that they gather.
+    """
     shared: Work | None
     experts: Work
     """The rank's experts on the rows that arrived."""
@@ -77,12 +81,14 @@ def _around_experts(part: LayerSlice, which: Which) -> tuple[Work, Work | None, 
     named = _PASS[which]
     order: tuple[ExpertStage, ExpertStage] = ("router", "combine")
     begin, end = order if named == "forward" else order[::-1]
-    rows = TensorClass("rows", part.row_bytes)
     hidden = TensorClass("hidden", part.activation_bytes)
     shared = expert_kernels(part, named, "shared")
+    leaving = [TensorClass("rows", part.row_bytes)]
+    if shared and part.tensor > 1:
+        leaving.append(TensorClass("tokens", part.activation_bytes / part.tensor))
     last = (*expert_kernels(routed, named, end), *(mlp_residual(part) if which == "forward" else ()))
     return (
-        compute_work(begin, which, expert_kernels(routed, named, begin), rows),
+        compute_work(begin, which, expert_kernels(routed, named, begin), *leaving),
         compute_work("shared_experts", which, shared, hidden) if shared else None,
         compute_work(end, which, last, hidden),
     )
@@ -97,6 +103,8 @@ class ExpertGroup(Half):
     """Ranks with different experts."""
     shares: RankGroup
     """Ranks that share every expert."""
+    group: TensorGroup
+    """Ranks that divide shared experts."""
     dispatcher: Dispatcher = "all_to_all"
     waits: bool = False
     """Whether the host has work in every pass, once it knows how many rows go where."""
@@ -132,6 +140,15 @@ class ExpertGroup(Half):
     def parts(self, which: Which) -> _ExpertWorks:
         return _expert_works(self.part, which, self.mode)
 
+    def shared_works(self, which: Which) -> list[Work]:
+        """Shared experts between the collectives of the ranks that divide them; none in a layer without."""
+        work = self.parts(which).shared
+        if work is None:
+            return []
+        product = "shared_fc1" if which in ("forward", "recompute") else "shared_fc2.dgrad"
+        gathers, scatters = (self.group.all_gather_works(product), self.group.reduce_scatter_works())
+        return [*gathers, work, *scatters]
+
     @property
     def weights(self) -> Work:
         done = TensorClass("weight_gradient", 0.0)
@@ -162,14 +179,15 @@ class ExpertGroup(Half):
         works = self.parts(which)
         apart = self.joins or works.shared is not None
         stream = f"{self.device}/{EXPERT_STREAM}" if apart else self.compute
-        first = rows = self._task(at, works.begin, reads, after).output
+        begun = self._task(at, works.begin, reads, after)
+        first = rows = begun.output
         host = f"{self.device}/{HOST_STREAM}"
         waits = [at.task(work, host, [first]) for work in self.host_works(works.begin)]
         for work in self.to_experts:
             rows = at.task(work, stream, [rows])
-        shared = []
-        if works.shared is not None:
-            shared = [self._task(at, works.shared, [first]).output]
+        shared: list[int] = []
+        for work in self.shared_works(which):
+            shared = [self._task(at, work, shared or [begun.kept]).output]
         made = self._task(at, works.experts, [rows, *reads])
         rows = made.output
         for work in self.from_experts:

@@ -290,6 +290,10 @@ class TensorGroup:
         """The collective that gathers a received activation; none in a group of one rank."""
         return [self._work("all_gather", product, None)] if self.ranks.size > 1 else []
 
+    def reduce_scatter_works(self) -> list[Work]:
+        """The collective after which each rank has the sum of its own positions; none in a group of one."""
+        return [self._work("reduce_scatter", "", None)] if self.ranks.size > 1 else []
+
     def _work(self, op: str, product: str, n_bytes: float | None) -> Work:
         if (op, product, n_bytes) not in self._works:
             made = TensorClass("hidden", self.part.activation_bytes)

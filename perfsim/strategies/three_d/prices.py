@@ -218,9 +218,9 @@ def _router_terms(job: Job, which: Which, roles: Sequence[str], sequences: int, 
 
 @lru_cache(maxsize=4096)
 def _shared_terms(job: Job, which: Which, roles: Sequence[str], *degrees: int) -> Named:
-    """Shared experts, by `tensor` to `context` of `layout_of`."""
-    work = RankShare(job, layout_of(*degrees)).experts(_EXPERTS).parts(which).shared
-    return {} if work is None else dict.fromkeys(roles, (work,))
+    """Shared experts with their collectives, by `tensor` to `context` of `layout_of`."""
+    works = RankShare(job, layout_of(*degrees)).experts(_EXPERTS).shared_works(which)
+    return dict.fromkeys(roles, works)
 
 
 @lru_cache(maxsize=4096)
