@@ -99,7 +99,7 @@ def test_a_right_step_passes_and_says_what_was_compared_and_executed(name: str) 
     assert summary.tasks_sampled == sum(summary.by_partition.values()) > 12
     assert summary.tasks_total > summary.tasks_sampled
     assert 0.7 < summary.flop_share <= 1.0, "fused attention is compared, not executed"
-    assert ("shared_fc2" in summary.not_summed) == (name == "shared experts")
+    assert ("mtp_joint" in summary.not_summed) == (name == "shared experts"), "as DeepSeek-V3's"
     few = judged(step, tasks=4)
     assert (few.tasks_sampled, few.tasks_total) == (4, summary.tasks_total)
 
@@ -182,6 +182,18 @@ def test_parts_of_a_sum_that_no_collective_adds_are_named(dense: Step, other: di
     assert "mlp.forward is not summed over 2 ranks in 24 layers" in failed
     assert "attention.backward is not summed over 2 ranks in 24 layers" in failed
     assert not [words for words in failed if "summed" not in words]
+
+
+def test_sums_of_shared_experts_are_compared() -> None:
+    step = step_of("shared experts")
+
+    def unsummed(work: Work) -> Work:
+        scatters = work.category == "tensor_communication" and work.op == "reduce_scatter"
+        return replace(work, kind=Kind.COMP, op="nothing", group=None) if scatters else work
+
+    failed = " ".join(judged(step, with_works(step.graph, unsummed)).failed)
+    assert "shared_experts.forward is not summed over 2 ranks" in failed
+    assert "shared_experts.backward is not summed over 2 ranks" in failed
 
 
 def test_one_missing_sum_is_enough(dense: Step) -> None:

@@ -11,6 +11,7 @@ import pytest
 from perfsim.specs.model import LayerKind, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.expert import ExpertGroup
+from perfsim.strategies.three_d.layers import TensorGroup
 from perfsim.testing import toys
 from perfsim.work import RankGroup, layer
 from perfsim.work.counts import model_flop_per_step, parameters
@@ -59,7 +60,7 @@ def test_the_parts_between_dispatch_and_combination_are_the_whole_block(kind: La
         parts = (layer.expert_kernels(part, which, stage) for stage in stages)
         assert Counter(chain.from_iterable(parts)) == Counter(layer.mlp_kernels(part, which))
     alone = RankGroup(0, 1, 1)
-    group = ExpertGroup(part, "gpu0", "none", alone, alone)
+    group = ExpertGroup(part, "gpu0", "none", alone, alone, TensorGroup(part, alone, "gpu0"))
     for which, heads in (("forward", int(kind.mtp)), ("recompute", 0)):
         assert [kernel.name for kernel in group.parts(which).end.kernels].count("lm_head") == heads
 

@@ -67,15 +67,16 @@ def emitted_s(query: Question, layer: Layer, split: bool) -> tuple[float, float,
         works = [[*builder.work_ids][number] for number in template.arrays()["work"]]
         host = [work for work in works if work.name == WAIT_OF_EXPERTS]
         device = query.costs.durations_s([work for work in works if work not in host]).sum()
-        device -= sum(beside_s(query, layer, work) for work in works if work.op.startswith("shared_experts"))
+        shared = [work.op.rpartition(".")[2] for work in works if work.op.startswith("shared_experts")]
+        device -= sum(hidden_s(query, layer, of_pass) for of_pass in shared)
         seconds.append(device + sum(late_s(query, layer, work) for work in host))
     return (*seconds, 0.0)[:3]
 
 
-def beside_s(query: Question, layer: Layer, shared: Work) -> float:
-    """Seconds of shared experts that the way of rows to the others hides."""
-    dispatched = query.costs.durations_s(layer.mlp.to_experts).sum()
-    return min(query.costs.duration_s(shared), float(dispatched))
+def hidden_s(query: Question, layer: Layer, which: Which) -> float:
+    """Seconds of shared experts, with their collectives, that the way of rows to the others hides."""
+    works = layer.mlp.shared_works(which), layer.mlp.to_experts
+    return min(float(query.costs.durations_s(some).sum()) for some in works)
 
 
 def late_s(query: Question, layer: Layer, host: Work) -> float:
@@ -84,10 +85,9 @@ def late_s(query: Question, layer: Layer, host: Work) -> float:
     if host.category in ("forward", "recompute"):
         which = "forward"
     parts = layer.mlp.parts(which)
-    shared = [] if parts.shared is None else [parts.shared]
-    works = [*layer.mlp.to_experts, parts.experts, *layer.mlp.from_experts, *shared]
-    hidden = query.costs.durations_s(works).sum() - sum(beside_s(query, layer, work) for work in shared)
-    return max(0.0, query.costs.duration_s(host) - hidden)
+    works = [*layer.mlp.to_experts, parts.experts, *layer.mlp.from_experts, *layer.mlp.shared_works(which)]
+    next_to_s = query.costs.durations_s(works).sum() - hidden_s(query, layer, which)
+    return max(0.0, query.costs.duration_s(host) - next_to_s)
 
 
 CONTEXTS = ParallelLayout(context=2, context_exchange="all_to_all", sequence_parallel=True)
