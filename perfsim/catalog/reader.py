@@ -249,7 +249,8 @@ def complaints(
     known = set(reported)
     all_details = [(details, _path(details, node)) for details in error.errors(include_url=False)]
     otherwise = {path for details, path in all_details if details["type"] not in _NOT_A_MAPPING}
-    unlisted = {path for details, path in all_details if details["type"] in _NOT_A_LIST}
+    limited = {path for details, path in all_details if {"ge", "le"} & details.get("ctx", {}).keys()}
+    unlisted = limited | {path for details, path in all_details if details["type"] in _NOT_A_LIST}
     inner = {path[:length] for _, path in all_details for length in range(len(path))}
     mapped = inner | {path for details, path in all_details if details["type"] == "value_error"}
     for details, path in all_details:
@@ -258,7 +259,7 @@ def complaints(
         if details["type"] == "float_type" and isinstance(details["input"], dict) and path in mapped:
             continue  # the mapping has a complaint of its own
         if details["type"] == "literal_error" and (path in inner or path in unlisted):
-            continue  # a word or a list is accepted; the list or its entries have a complaint of their own
+            continue  # a list or a number is accepted too, and has a complaint of its own
         if any(path[:length] in known for length in range(len(path) + 1)):
             continue
         if node.broken and details["type"] == "missing":
@@ -271,7 +272,7 @@ def complaints(
         help_text = ""
         if details["type"] == "extra_forbidden" and len(problems) < MOST_SHOWN and records:
             help_text = _help_of_key(str(path[-1]), records, model, details["input"])
-        elif details["type"] == "missing" and not problems and named is not None:
+        elif details["type"] == "missing" and not problems and named and path[-1] not in NOT_INHERITED:
             help_text = f"write it, or `extends: NAME` of a {kind_of(named)} that has it"
         problems[_problem(details, node, path, help_text)] = None
     return list(problems)

@@ -71,13 +71,14 @@ class Why:
         ]
         cause = max(("compute", ROWS, ATTENTION), key=lambda part: parts.get(part, 0.0))
         lane = None
+        rows_s = parts.get(ROWS, 0.0)
+        recompute = run.by_category_s.get("recompute", 0.0) / step_s
+        remedy = machine.compute_remedy(plan, rows_s / step_s, recompute)
         if waits and parts[waits[0]] >= DECIDES * step_s:
             lane = _limiting_lane(run)
             cause = waits[0] if lane is None else machine.cause(lane, waits[0])
-            remedy = machine.wait_remedy(cause, plan, lane, roof)
-        else:
-            recompute = run.by_category_s.get("recompute", 0.0) / step_s
-            remedy = machine.compute_remedy(plan, parts.get(ROWS, 0.0) / step_s, recompute)
+            faster = machine.wait_remedy(cause, plan, lane, roof)
+            remedy = f"{faster}; {remedy}" if rows_s > parts[waits[0]] else faster
         parts = {part: parts[part] for part in dict.fromkeys(("compute", *inside, *parts))}
         others = (part for part in (*inside, *waits) if parts[part] >= MENTIONED * step_s)
         mentioned = ["compute", *others]

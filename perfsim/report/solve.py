@@ -9,9 +9,15 @@ from perfsim.base.groups import listed
 from perfsim.report import draw, text
 from perfsim.report.page import Page, Section
 from perfsim.report.table import Cell, Field, Table, document_text, plain
+from perfsim.studies.answers import UNITS
 from perfsim.studies.solve import Solution, Solved, Tried
 
-_UNITS = {"power": text.Unit(digits=partial(text.si, unit="W")), "mfu": text.SHARE}
+_UNITS = {
+    "power": text.Unit(digits=partial(text.si, unit="W")),
+    "mfu": text.SHARE,
+    **{name: text.Unit(small) for name, (small, _) in UNITS.items()},
+    **dict.fromkeys(("step_time_s", "time_to_accuracy_s"), text.Unit("s")),
+}
 
 
 def _unit(name: str, solved: Solved) -> text.Unit:
@@ -62,18 +68,18 @@ def solve_lines(solved: Solved) -> list[str]:
 
 
 def _curve(solved: Solved) -> Iterator[Section]:
-    """The first quantity over the unknown, with its band, the condition and what was found."""
+    """The quantity of the first condition over the unknown, with its band, its bound and what was found."""
     numeric = [label for label, unknown in solved.unknowns.items() if unknown.numeric]
-    rows = [(label, row) for label in numeric for row in solved.tried[label] if row.quantities]
+    asked = solved.conditions[0].quantity if solved.conditions else solved.minimise
+    rows = [(label, row) for label in numeric for row in solved.tried[label] if asked in row.quantities]
     if not rows:
         return
-    name = next(iter(rows[0][1].quantities))
-    rows = [own for own in rows if name in own[1].quantities]
+    name = text.human(asked)
     columns: dict[str, Field[tuple[str, Tried]]] = {
         "candidate": (None, lambda own: own[0]),
         "value": (text.NUMBER, lambda own: own[1].value),
         solved.find: (None, lambda own: solved.unknowns[own[0]].text(own[1].value)),
-        name: (_unit(name, solved), lambda own: Cell(own[1].quantities[name], own[1].bands[name])),
+        name: (_unit(asked, solved), lambda own: Cell(own[1].quantities[asked], own[1].bands[asked])),
         "draws that meet it": (text.WHOLE_SHARE, lambda own: own[1].share),
     }
     table = Table.each(rows, columns)
@@ -83,12 +89,13 @@ def _curve(solved: Solved) -> Iterator[Section]:
         for trace in own.curve("value", name, own.table.hovers(solved.find, name))
     ]
     rules = [draw.rule(row.value, draw.IDEAL) for row in solved.solutions if row.value is not None]
-    asked = (known for known in solved.conditions if known.quantity == name and not known.rival)
-    bounds = [known.bound / table.unit(name).scale for known in asked]
+    told = [known for known in solved.conditions if known.quantity == asked and not known.rival]
+    bounds = [known.bound / table.unit(name).scale for known in told]
     rules += [draw.rule(bound, draw.IDEAL, across=True) for bound in bounds]
     x = draw.log_axis(solved.find, table.values("value"))
-    y = draw.log_axis(text.human(name), [*(end for ends in table.bands(name) for end in ends), *bounds])
-    figure = draw.figure(f"{text.capital(text.human(name))} by {solved.find}", traces, x, y, shapes=rules)
+    head = table.heads()[3]
+    y = draw.log_axis(head, [*(end for ends in table.bands(name) for end in ends), *bounds])
+    figure = draw.figure(f"{text.capital(head)} by {solved.find}", traces, x, y, shapes=rules)
     lead = "Shows what a step of the input is worth. Bands: 90 %. Dotted: the condition, and what meets it."
     yield Section("What was tried", lead, figure, table, (solved.find, name), slug="tried")
 

@@ -338,7 +338,7 @@ def _decision(result: answers.StudyResult) -> Iterator[Section]:
     unit = text.TIME.of([min(own.wall_s.typical for own in outcomes)])
 
     def money(values: Iterable[float]) -> text.Unit:
-        large = text.LARGE.of(values)  # `1.23 million USD`
+        large = text.AMOUNT.of(values)  # `1.23 million USD`
         return replace(large, name=" ".join(filter(None, [large.name, decision.currency])))
 
     likely = text.Unit(digits=chance)
@@ -348,9 +348,9 @@ def _decision(result: answers.StudyResult) -> Iterator[Section]:
         "healthy steps alone": (unit, lambda own: _spread(own.steps_s)),
         "time on the wall holds": (None, "basis"),
         "first with a probability of": (likely, lambda own: Cell(own.first, mark=own.first == most)),
-        "device-hours": (text.LARGE, lambda own: _spread(own.device_hours)),
-        "energy": (text.Unit("MWh", 1e3), lambda own: _spread(own.energy_kwh)),
-        "carbon": (text.Unit("t CO2e", 1e3), lambda own: _spread(own.carbon_kg)),
+        "device-hours": (text.AMOUNT, lambda own: _spread(own.device_hours)),
+        "energy": (text.Unit(*decision.unit("energy_kwh")), lambda own: _spread(own.energy_kwh)),
+        "carbon": (text.Unit(*decision.unit("carbon_kg")), lambda own: _spread(own.carbon_kg)),
         "money": (text.Unit(suits=money), lambda own: _spread(own.money)),
     }
     if all(own.cheapest is not None for own in outcomes):

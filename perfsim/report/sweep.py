@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -430,8 +430,7 @@ def _matches_table(matches: Sequence[Match]) -> Table:
     """For each machine, how many devices of another one are as fast."""
 
     def as_many(match: Match) -> str:
-        ends = (match.equal.low, match.equal.typical, match.equal.high)
-        low, middle, high = (_count(end, match, text.NUMBER) for end in ends)
+        low, middle, high = map(match.written, astuple(match.equal))
         alone = match.series.first is match.series.last  # nothing lies between its counts
         band = "" if alone or low == middle == high else f" ({low} to {high})"
         return f"{middle}{band} {match.series.first.devices_noun}"
@@ -444,20 +443,12 @@ def _matches_table(matches: Sequence[Match]) -> Table:
             "as many": (None, as_many),
             "fewest of the grid": (
                 text.COUNT,
-                lambda match: _count(match.fewest.num_devices if match.fewest else None, match),
+                lambda match: match.written(match.fewest.num_devices if match.fewest else None),
             ),
             "their time": (text.TIME, "fewest.prediction.wall_s"),
         },
         "As many, with its 90 % band, is interpolated between the counts of the grid.",
     )
-
-
-def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> str:
-    """A number of devices, which the grid may end before."""
-    least, most = match.series.first.num_devices, match.series.last.num_devices
-    if count is None:
-        return f"> {text.integer(most)}"
-    return f"\u2264 {text.integer(least)}" if count <= least else unit.text(count)
 
 
 # How much longer or shorter a step becomes under each variant, and the time to the target of each.

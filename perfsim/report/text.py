@@ -9,6 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,10 +104,10 @@ def _memory_unit(capacities_bytes: Iterable[float]) -> Unit:
     return Unit("GB", 1e9)
 
 
-def _large_unit(values: Iterable[float]) -> Unit:
-    """The word that suits large counts, by the first of them."""
+def _large_unit(values: Iterable[float], small: Callable[[float], str] = integer) -> Unit:
+    """The word that suits large numbers, by the first of them; `small` writes those below a million."""
     scale, word = large_word(abs(next(iter(values), 0.0)))
-    return Unit(word, scale, lambda value: _trim(number(value))) if word else COUNT
+    return Unit(word, scale, lambda value: _trim(number(value))) if word else Unit(digits=small)
 
 
 def si(value: float, unit: str) -> str:
@@ -123,6 +124,8 @@ FEW = Unit(digits=lambda value: number(value) if value < 100 else integer(value)
 """All digits of a large amount, three of a small one."""
 LARGE = Unit(suits=_large_unit)
 """`24.3 million`; below a million all digits."""
+AMOUNT = Unit(suits=partial(_large_unit, small=FEW.digits))
+"""The same of what is no count: `1.32`, with three digits below a hundred."""
 large = LARGE.text
 TIME = Unit(suits=_time_unit)
 """Each duration in the unit that a person would choose."""
@@ -216,7 +219,7 @@ def _setting(name: str, value: Any) -> str:
 
 def human(name: str) -> str:
     """`tensor_communication` -> `tensor communication`; a unit suffix is dropped."""
-    return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+    return re.sub("(?<!_per)_(s|bytes|kwh|kg)$", "", name).replace("_", " ")
 
 
 def ranks(answers: Sequence[Ranked]) -> list[tuple[str, str]]:

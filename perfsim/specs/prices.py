@@ -102,4 +102,4 @@ def ends(amount: float | Range[Any] | None) -> tuple[float, float, float]:
 def amount_text(amount: Amount | None) -> str:
     """`5.12`, or `5 (4 to 6)`."""
     low, typical, high = ends(amount)
-    return f"{typical:,.6g} ({low:,.6g} to {high:,.6g})" if low < high else f"{typical:,.6g}"
+    return f"{typical:,.9g} ({low:,.9g} to {high:,.9g})" if low < high else f"{typical:,.9g}"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any, TypeVar
 
 from perfsim.base.errors import InputError, LimitError
@@ -214,9 +214,7 @@ class PointResult(Point):
         return str(self.settings.get(VARIANT, ""))
 
     def settings_but(self, *paths: str | None) -> Circumstances:
-        return tuple(
-            (path, setting_text(value)) for path, value in self.settings.items() if path not in paths
-        )
+        return tuple((path, setting_text(own)) for path, own in self.settings.items() if path not in paths)
 
     @property
     def circumstances(self) -> Circumstances:
@@ -252,11 +250,8 @@ def called(name: str, known: Sequence[Called]) -> Called:
     wanted = _plain(name)
 
     def fits(one: Answer | Point) -> bool:
-        machines: tuple[str, ...] = (
-            f"{one.num_devices} {one.system}",
-            f"{one.num_devices} {one.devices_noun}",
-            one.machine,
-        )
+        kinds: tuple[str, str] = (one.system, one.devices_noun)
+        machines: list[str] = [*(f"{one.num_devices} {kind}" for kind in kinds), one.machine]
         names = [one.label, one.strategy, *machines, *(f"{own} {one.strategy}" for own in machines)]
         return wanted in map(_plain, names)
 
@@ -404,6 +399,16 @@ class Decision:
         """What the candidate of this label takes."""
         return next(own for own in self.outcomes if own.label == label)
 
+    def unit(self, figure: str) -> tuple[str, float]:
+        """The unit of all energies or of all carbon, by their mean, and its size."""
+        known = [getattr(own, figure) for own in self.outcomes]
+        typical = [spread.typical for spread in known if spread is not None and spread.typical > 0]
+        is_large = not typical or geometric_mean(typical) >= 1e3
+        return UNITS[figure][is_large], 1e3 if is_large else 1.0
+
+
+UNITS = {"energy_kwh": ("kWh", "MWh"), "carbon_kg": ("kg CO2e", "t CO2e")}
+"""The small and the large unit of what a decision tells; the second is a thousand of the first."""
 
 QUANTITIES: Mapping[str, Callable[[Answer, Outcome], float | None]] = {
     "global_batch_size": lambda row, _: row.global_batch_size,

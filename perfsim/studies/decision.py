@@ -214,7 +214,6 @@ def option_of(point: PointResult, plan: str = "", draws: int = 0) -> Option:
     question = point.question
     row = point.prediction
     system = question.system
-    training = point.healthy_run(row.time)
     prices = study.prices_of(point.candidate)
     busy = max(0.0, 1.0 - (row.bubble_fraction + row.exposed_communication_fraction))
     filled = question.topology.filled_nodes
@@ -226,7 +225,7 @@ def option_of(point: PointResult, plan: str = "", draws: int = 0) -> Option:
         plan=plan or row.label,
         time=row.time,
         later_tokens=sum(phase.tokens for phase in study.recipe.later),
-        training=training,
+        training=point.healthy_run(row.time),
         rates=rates,
         wall_clock=point.candidate.wall_clock,
         production=row.production,
@@ -268,9 +267,8 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
     first, *others = sorted(options, key=lambda option: option.typical_s)
     # The rival is the earliest of another machine, else of another plan.
     unlike = [option for option in others if option.system != first.system]
-    others = [option for option in others if option.plan != first.plan]
-    against = [option for option in options if option.plan != first.plan]
-    rival = next(iter([*unlike, *others]), None)
+    against = [option for option in others if option.plan != first.plan]
+    rival = next(iter([*unlike, *against]), None)
     earliest = np.min(np.broadcast_arrays(*(option.expected_s for option in options)), axis=0)
     priced = [option.bill.money for option in options if option.bill.money is not None]
     least = np.min(np.broadcast_arrays(*priced), axis=0) if len(priced) == len(options) else None
@@ -404,6 +402,11 @@ def amount(spread: Spread | None, unit: str = "") -> str:
     return " ".join(filter(None, [middle, word, unit, band]))
 
 
+def times(ratio: float) -> str:
+    """`1.24`, and from ten on three digits, `78.4`."""
+    return f"{ratio:.2f}" if ratio < 10 else number(ratio)
+
+
 def chance(probability: float) -> str:
     """`97 %`; never 0 or 100."""
     if probability > 0.995:
@@ -478,7 +481,7 @@ def eras_of(study: StudySpec, pair: Sequence[PointResult], ask: Callable[[Point]
         return Eras("", first.label, rival.label, said)
     if not asked.known:  # the day changes neither
         return None
-    take = f"{rival.machine} {verb(rival.num_devices, 'take', 'takes')} {eras[0].ratio:.2f} times as long"
+    take = f"{rival.machine} {verb(rival.num_devices, 'take', 'takes')} {times(eras[0].ratio)} times as long"
     said += f": on equal dates ({eras[0].day}) {take} as {first.machine}."
     return Eras(eras[0].day, first.label, rival.label, said, eras=eras)
 
@@ -545,7 +548,7 @@ def _over_dates(day: str, asked: _Asked) -> Eras:
     turned = f"; the order turns on {turn.day}, with {turn.newest}" if turn else ", so the order stays"
     sentence = (
         f"All as of {day}, the earliest date of what was measured of each. As of {late}, the newest, "
-        f"{rival.machine} {verb(rival.num_devices, 'take', 'takes')} {ratios[late]:.2f} times as long as "
+        f"{rival.machine} {verb(rival.num_devices, 'take', 'takes')} {times(ratios[late])} times as long as "
         f"{first.machine}{turned}."
     )
     return Eras(day, first.label, rival.label, sentence, rival.mfu * ratios[day], tuple(eras))

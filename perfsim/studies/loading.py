@@ -76,6 +76,8 @@ class _StudyCatalog(Catalog):
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
 STUDY_ROOTS = ("batch", *(name for name in SHARED if name != "perturbations"))
+ROOTS = tuple(dict.fromkeys([*STUDY_ROOTS, "prices", *CandidateSpec.model_fields]))
+"""What the paths of changes begin with."""
 RECIPE_BATCHES = ("recipe.global_batch_size", "recipe.batch_size_per_device")
 BATCH_PATHS = (*RECIPE_BATCHES, "batch_sizes", "batch")
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
@@ -341,12 +343,11 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
     """
     if not changes:
         return study
-    known = list(dict.fromkeys([*STUDY_ROOTS, "prices", *CandidateSpec.model_fields]))
     problems = []
     for path, value in changes.items():
         root = _study_path(path).partition(".")[0]
-        if root not in known or misplaced(path):
-            help_text = Asked.instead(path, known)
+        if root not in ROOTS or misplaced(path):
+            help_text = Asked.instead(path, ROOTS)
             problems.append(Problem(f"{path}={value}: `{root}` cannot be changed", help=help_text))
         elif problem := _unread(path, study.candidates):
             problems.append(problem)

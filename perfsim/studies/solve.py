@@ -32,7 +32,7 @@ from perfsim.convergence.bill import HOUR_S, JOULES_A_KWH
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import Place, Spread, typical
 from perfsim.network import FatTree
-from perfsim.prediction.question import ASKED, question_of
+from perfsim.prediction.question import ASKED, Asked, question_of
 from perfsim.specs.layout import text_of, written
 from perfsim.specs.wall_clock import Range
 from perfsim.strategies.three_d.strategy import ThreeD
@@ -267,12 +267,15 @@ def _target(path: str, point: Point) -> _Unknown:
 
 def _field(path: str, point: Point) -> _Unknown:
     """Any other field: numbers around today's, or the choices that its type names."""
+    root = path.partition(".")[0]
+    if root not in loading.ROOTS:
+        meant = Asked.instead(path, dict.fromkeys([*loading.ROOTS, *_INPUTS]))
+        raise InputError(f"--find {path}: `{root}` cannot be changed", meant)
     owner, inner = loading.owner_of(point.study, point.candidate, path)
     steps = inner.split(".")
     count, record, index, value = loading.reached(owner, inner)
     if count < len(steps):
         names = [*getattr(type(value), "model_fields", ()), *([SIZE] * path.startswith("model."))]
-        names += [known for known in _INPUTS if not count and known not in names]
         said = f"--find {path}: `{steps[count]}` is not a field"
         raise InputError(said, did_you_mean(steps[count], names))
     annotation = record.model_fields[steps[index]].annotation
@@ -288,7 +291,7 @@ def _field(path: str, point: Point) -> _Unknown:
         inside = ", ".join(f"{path}.{name}" for name in getattr(type(value), "model_fields", ()))
         help_text = f"known: {inside}" if inside else f"give a number to begin with: --set {path}=VALUE"
         shown = getattr(value, "name", value)
-        raise InputError(f"--find {path}: {shown!r} is no number and no choice", help_text)
+        raise InputError(f"--find {path}: {shown!r:.60} is no number and no choice", help_text)
     return _Unknown(path, choices, value, numeric=False)
 
 

@@ -60,7 +60,7 @@ DeviceCounts = Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOS
 
 
 def _in_a_list(value: Any) -> Any:
-    return (value,) if isinstance(value, int) and not isinstance(value, bool) else value
+    return (value,) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 ProductionChoice = Literal["recorded", "none"] | Ratio | ProductionRange
@@ -318,7 +318,7 @@ class StudySpec(CatalogSpec):
     @property
     def equal_day(self) -> str:
         """The earliest of the newest measured dates on which all existed; InputError where one is unknown."""
-        points = self.model_copy(update={"as_of": ""}).points
+        points = self.model_copy(update={"as_of": LATEST}).points  # of a day, one line of runtimes counts
         days = [measured_days(point.question) for point in points]
         return max(min(last for _, last in days), *(first for first, _ in days))
 

@@ -3,7 +3,7 @@
 import hashlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any, Self
@@ -185,12 +185,14 @@ class Match:
             equal=EqualDevices.of([(point.num_devices, ratio) for point, ratio in ratios]),
         )
 
-    @property
-    def between(self) -> tuple[PointResult, float] | None:
-        """The largest point that is too slow, and the interpolated number of devices; None without one."""
-        if self.fewest is None or self.fewest is self.series.first or self.equal.typical is None:
-            return None
-        return self.series.points[self.series.points.index(self.fewest) - 1], self.equal.typical
+    def written(self, count: float | None) -> str:
+        """A number of devices, whole or interpolated, which the grid may end before."""
+        least, most = self.series.first.num_devices, self.series.last.num_devices
+        if count is None:
+            return f"> {most:,}"
+        if count <= least:
+            return f"\u2264 {least:,}"
+        return f"{count:,}" if isinstance(count, int) else number(count)
 
 
 SAME = 0.01
@@ -565,16 +567,12 @@ def _matched(matches: Sequence[Match]) -> str:
 def _match_sentence(match: Match, fewest: PointResult) -> str:
     rival = f"{match.rival.named} ({_time(match.rival)})"
     count = fewest.num_devices
-    low = match.possibly or count
-    if low == match.surely:
-        certainty = f"{count:,} throughout the 90 % band"
-    else:
-        high = f"{match.surely:,}" if match.surely else f"more than {match.series.last.num_devices:,}"
-        certainty = f"90 % band {low:,} to {high}"
-    if match.between is not None:
-        slower, about = match.between
+    low, about, high = map(match.written, astuple(match.equal))
+    certainty = f"{count:,} throughout the 90 % band" if low == high else f"90 % band {low} to {high}"
+    if fewest is not match.series.first:
+        slower = match.series.points[match.series.points.index(fewest) - 1]
         ends = ", ".join(_takes(point, f"{point.num_devices:,}") for point in (slower, fewest))
-        return f"About {number(about)} {match.series.several} match {rival}: {ends} ({certainty})."
+        return f"About {about} {match.series.several} match {rival}: {ends} ({certainty})."
     smallest = " or fewer" if 1 < count == match.series.first.num_devices else ""
     matches = verb(count, "match", "matches")
     return f"{fewest.named}{smallest} {matches} {rival}: {_time(fewest)} ({certainty})."

@@ -7,8 +7,8 @@ from operator import itemgetter
 
 from perfsim.base.text import number
 from perfsim.convergence.uncertain import Spread
-from perfsim.studies.answers import Answer, Decision, Eras, Lever
-from perfsim.studies.decision import SPEED, amount, chance, duration, verb
+from perfsim.studies.answers import UNITS, Answer, Decision, Eras, Lever
+from perfsim.studies.decision import SPEED, amount, chance, duration, times, verb
 
 
 def sentence(rows: Sequence[Answer], decision: Decision) -> str:
@@ -22,8 +22,8 @@ def sentence(rows: Sequence[Answer], decision: Decision) -> str:
         reach = verb(first.num_devices, "reach", "reaches")
         return f"{first.short} {reach} the target after {when}."
     ratio = decision.of(rival.label).ratio
-    times = f"{ratio.typical:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
-    take = f"{verb(rival.num_devices, 'take', 'takes')} {times} as long"
+    longer = f"{times(ratio.typical)} times ({times(ratio.low)} to {times(ratio.high)})"
+    take = f"{verb(rival.num_devices, 'take', 'takes')} {longer} as long"
     return (
         f"{first.short} {verb(first.num_devices, 'are', 'is')} first with a probability of "
         f"{chance(decision.sure)}: {when}, while {rival.short} {take}."
@@ -73,7 +73,8 @@ def _why(first: Answer, rival: Answer, decision: Decision) -> str:
         (waits[1] / waits[0], "what the wall holds besides healthy steps"),
     ]
     terms.sort(reverse=True)
-    return "; ".join(f"{factor:.2f} times by {what}" for factor, what in terms if round(factor, 2) != 1) + "."
+    kept = [f"{times(factor)} times by {what}" for factor, what in terms if round(factor, 2) != 1]
+    return f"{'; '.join(kept)}."
 
 
 def _rests_on(first: Answer, rival: Answer, decision: Decision) -> str:
@@ -118,11 +119,12 @@ def _costs(rows: Sequence[Answer], decision: Decision) -> str:
         spent = "" if least in pair else f", {amount(least.money, decision.currency)}"
         name = next(row.short for row in rows if row.label == least.label)
         said.append(f"least money, with a probability of {chance(least.cheapest)}: {name}{spent}")
-    for figure, unit in (("energy_kwh", "MWh"), ("carbon_kg", "t CO2e")):
+    for figure in UNITS:
+        unit, scale = decision.unit(figure)
         known = [getattr(own, figure) for own in pair]
-        thousands = [spread and Spread(*(end / 1e3 for end in astuple(spread))) for spread in known]
-        if any(thousands):
-            said.append(" against ".join(amount(spread, unit) for spread in thousands))
+        scaled = [spread and Spread(*(end / scale for end in astuple(spread))) for spread in known]
+        if any(scaled):
+            said.append(" against ".join(amount(spread, unit) for spread in scaled))
     gaps = list(dict.fromkeys(gap for own in decision.outcomes for gap in own.not_given))
     if not priced and all(own.carbon_kg is None for own in decision.outcomes):
         gaps = ["prices"]

@@ -91,7 +91,6 @@ def test_a_sweep_answers_as_it_did(name: str, recorded: Recorded, told: Recorded
     more = {
         "series": series,
         "targets": [len(group) for group in answer.targets],
-        "between": [match.between and match.between[1] for match in answer.matches],
         "changes": {name: [of(change) for change in row] for name, row in answer.changes.items()},
         "successions": {name: [of(change) for change in row] for name, row in answer.successions.items()},
         "differences": answer.differences,

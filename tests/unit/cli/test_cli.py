@@ -97,6 +97,7 @@ FILES = {
     "table.csv": "m,n\n1,2\n",
     "torn.json": "{\n",
     "torn.yaml": "title: [\n",
+    "untitled.yaml": "study: gpt3_20b\n",
 }
 REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
     2: [
@@ -120,6 +121,10 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
             ("solve", "study.yaml", "--find", "system.node.nic", "--such-that", "days<=9"),
             ("'hdr-200' is no number and no choice", "system.node.nic.bandwidth"),
         ),
+        (
+            ("solve", "study.yaml", "--find", "candidates", "--such-that", "days<=9"),
+            ("`candidates` cannot be changed", "known: batch, model"),
+        ),
         (("solve", "study.yaml", "--find", "devices", "--such-that", "days<=9 parsecs"), ("mean '9 d'?",)),
         (("validate", "--worst", "-1"), ("-1 is not in the range",)),
         (("validate", "absent.yaml"), ("absent.yaml: there is no such file",)),
@@ -128,6 +133,7 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (("validate", "study.yaml", "--json"), ("study.yaml:1:", "`cases` is missing")),
         (("sweep", "x.yaml", "--jobs", "0"), ("0 is not in the range",)),
         (("sweep", "absent.yaml"), ("absent.yaml",)),
+        (("sweep", "untitled.yaml"), ("`title` is missing\n    study: gpt3_20b\n",)),
         (("sweep", "torn.yaml"), ("torn.yaml:", "malformed YAML")),
         (("study", "bytes.yaml"), ("bytes.yaml", "not UTF-8")),
         (("validate", "bytes.yaml"), ("bytes.yaml", "not UTF-8")),

@@ -37,6 +37,21 @@ def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_the_rows_of_its_
     assert parts["update bubble"] > 4 * parts["exposed streaming"]
 
 
+def test_where_rows_take_longer_than_the_wait_their_remedy_is_told_too_and_helps_more() -> None:
+    asked = {"model": "kimi_k2", "system": "cs-3", "devices": 64, "batch": 4096, "recipe.seq_length": 4096}
+    step, tiled, faster = (
+        ps.predict(**asked, **more)
+        for more in (
+            {},
+            {"system.streaming.attention_tiles": 4},
+            {"system.memoryx.server.flash.bandwidth": "25 GB/s"},
+        )
+    )
+    assert step.why.cause == "flash"
+    assert re.search(r"flash twice as fast .*; .*attention in tiles .*rows of weights", step.why.remedy)
+    assert tiled.step_time_s < 0.5 * step.step_time_s < 0.8 * faster.step_time_s
+
+
 def test_gpus_are_told_their_own_waits() -> None:
     layouts = ("tp=8,mbs=1", "pp=8,mbs=2")
     tensor, pipeline = (ps.predict(**GPUS, layout=f"{layout},recompute=full").why for layout in layouts)

@@ -1,6 +1,6 @@
 """The decision on the page, on the terminal and in JSON."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from types import ModuleType
 
 from hypothesis import HealthCheck, given, settings
@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from perfsim.api.answers import StudyAnswer
 from perfsim.api.questions import values_of
+from perfsim.convergence.uncertain import Spread
 from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.studies.answers import StudyResult
-from perfsim.studies.decision import chance, duration
+from perfsim.studies.decision import chance, duration, times
+from perfsim.studies.verdict import grounds
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -18,8 +20,8 @@ from perfsim.studies.decision import chance, duration
 def test_all_forms_have_one_decision(result: StudyResult, factory: ModuleType, slower: list[float]) -> None:
     """Whatever the speed of each machine, and thus whoever is first."""
     rows = [
-        replace(own, time=replace(own.time, step_time_s=own.step_time_s * times, step_time_error=0.2))
-        for own, times in zip(result.candidates[1:], slower, strict=True)
+        replace(own, time=replace(own.time, step_time_s=own.step_time_s * factor, step_time_error=0.2))
+        for own, factor in zip(result.candidates[1:], slower, strict=True)
     ]
     known = factory.of_candidates(result, result.candidates[0], *rows)
     decision = known.decision
@@ -31,7 +33,8 @@ def test_all_forms_have_one_decision(result: StudyResult, factory: ModuleType, s
     said = known.verdict
     assert len(said.split()) <= 35
     assert f"probability of {chance(first.first)}: {when}" in said
-    assert f"{rival.ratio.typical:.2f} times ({rival.ratio.low:.2f} to {rival.ratio.high:.2f}) as" in said
+    typical, low, high = map(times, astuple(rival.ratio))
+    assert f"{typical} times ({low} to {high}) as" in said
     lines = study_lines(known)
     assert said in " ".join(lines)
     assert next(line for line in lines if line.startswith("*")).endswith(narrow)
@@ -50,3 +53,20 @@ def test_all_forms_have_one_decision(result: StudyResult, factory: ModuleType, s
     assert repr(answer) == f"<study gpt3_20b: {said}>"
     assert answer.best.label == decision.first
     assert answer.ratio(rival.label) == rival.ratio
+
+
+def test_what_a_short_run_takes_has_three_digits_in_sentence_and_table(
+    result: StudyResult, factory: ModuleType
+) -> None:
+    taken = Spread(0.66, 0.33, 1.32)
+    names = ("energy_kwh", "carbon_kg", "money", "device_hours")
+    outcomes = tuple(replace(own, **dict.fromkeys(names, taken)) for own in result.decision.outcomes)
+    decision = replace(result.decision, outcomes=outcomes)
+    told = {"decision": decision, "grounds": grounds(result.candidates, decision, None)}
+    table = factory.sections(replace(result, **told))["decision"].table.shown()
+    shown = {row[0]: row[1].split(" (")[0] for row in table}
+    amounts = {name: shown[name] for name in ("energy", "carbon", "money", "device-hours")}
+    assert list(amounts.values()) == ["0.660 kWh", "0.660 kg CO2e", "0.660 USD", "0.660"]
+    for said in ("0.660 USD (0.330 to 1.32)", "0.660 kWh (0.330 to 1.32)", "0.660 kg CO2e (0.330 to 1.32)"):
+        assert said in told["grounds"]["costs"]
+    assert (times(1.236), times(78.391)) == ("1.24", "78.4")

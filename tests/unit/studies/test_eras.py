@@ -10,9 +10,11 @@ import pytest
 import perfsim as ps
 from perfsim.api.answers import StudyAnswer
 from perfsim.base.errors import InputError, LimitError
+from perfsim.catalog import default_catalog
+from perfsim.prediction.dates import measured_days
 from perfsim.report.study_figures import over_dates
 from perfsim.studies.answers import Answer
-from perfsim.studies.loading import load_study, load_sweep
+from perfsim.studies.loading import load_study, load_sweep, study_from
 from perfsim.studies.runner import answer_point
 from perfsim.studies.spec import Point
 
@@ -64,6 +66,14 @@ def test_the_main_study_answers_on_the_earliest_day_of_what_was_measured_of_each
     assert study.as_of == "equal"
     assert study.equal_day == "2023-05"
     assert {point.study.as_of for point in study.points} == {"2023-05"}
+
+
+def test_the_equal_day_is_of_what_runs_on_a_day_where_a_maker_has_a_stack_of_its_own() -> None:
+    own = {"model": "llama32_1b", "recipe": {"extends": "llm_2024", "name": "short", "tokens": 1e8}}
+    pair = [PAIR[0] | {"system": "mi300x-192gb"}, PAIR[1]]
+    study = study_from({**SMALL, **own, "candidates": pair, "as_of": "equal"}, default_catalog())
+    newest = [measured_days(point.question)[1] for point in study.points]
+    assert study.equal_day == min(newest), "Primus of 2025-08 runs on no day"
 
 
 def test_a_study_that_is_narrowed_to_some_of_its_machines_keeps_its_day() -> None:

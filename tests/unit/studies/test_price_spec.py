@@ -32,8 +32,8 @@ def test_what_is_no_price_or_no_energy_is_refused(values: dict[str, object], mes
 def test_prices_are_written_with_their_unit() -> None:
     rent = PriceSpec.model_validate({"device_hour": {"low": 4, "typical": 5.12, "high": 6}})
     assert rent.text("EUR") == "5.12 (4 to 6) EUR a device-hour"
-    bought = PriceSpec.model_validate({"purchase": 199_000, "years": 4, "utilisation": 0.8})
-    assert bought.text("USD") == "199,000 USD a device, over 4 years at 0.8 of the time"
+    bought = PriceSpec.model_validate({"purchase": 2_500_000, "years": 4, "utilisation": 0.8})
+    assert bought.text("USD") == "2,500,000 USD a device, over 4 years at 0.8 of the time"
 
 
 def test_power_is_of_a_node_or_system_and_equal_inputs_of_two_machines_have_one_name() -> None:

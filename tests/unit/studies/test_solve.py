@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -190,6 +191,13 @@ def test_a_value_whose_neighbours_are_refused_is_found_once_without_a_range(stud
     study = study_of(candidates=[machine], batch_sizes=[16])
     (row,) = ps.solve(study, find="devices", such_that="days <= 1e6").solutions
     assert (row.value, row.side, row.range) == (4, "", None)
+
+
+def test_the_page_draws_the_quantity_of_the_condition_with_its_unit(study_of: Make, tmp_path: Path) -> None:
+    answer = ps.solve(study_of(), find="devices", such_that="energy_kwh <= 20")
+    page = answer.save(tmp_path).read_text(encoding="utf-8")
+    assert "Energy (kWh) by devices" in page
+    assert "energy kwh" not in page
 
 
 def test_a_loss_is_found_though_half_of_it_and_twice_it_are_beyond_its_law(study_of: Make) -> None:

@@ -66,9 +66,11 @@ def test_the_verdict_says_how_many_match_and_how_surely_or_that_nothing_does(res
     # Days on the wall, as in a study: steps at the rate of production.
     first, two, one, other = (number(days / Production.recorded().ratio) for days in (25, 50, 100, 50.5))
     assert verdict.startswith(f"4 CS-2 reach the target first, after {first} days on the wall (")
+    match = replace(result, points=(*in_days(series.points, 100, 50, 25), *rival)).matches[0]
+    ends = f"{number(match.equal.low)} to {number(match.equal.high)}"
     matched = (
         f"About 1.98 CS-2 match 4 devices of rival ({other} days): 1 takes {one} days, 2 take {two} days "
-        "(90 % band 2 to 4)."
+        f"(90 % band {ends})."
     )
     assert f"{matched} Limited confidence in CS-2: 2 times as many systems" in verdict
     rival = [renamed(point, "rival", 0.001) for point in result.feasible]
