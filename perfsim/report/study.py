@@ -109,11 +109,7 @@ def wall_sentence(candidates: Sequence[answers.Answer]) -> str:
 
 def _perturbed_line(result: answers.StudyResult) -> str:
     """What perturbs the steps and how much longer they are; empty where nothing does."""
-    ratios = [
-        candidate.step_time_s / candidate.perturbed.unperturbed_step_time_s
-        for candidate in result.candidates
-        if candidate.perturbed
-    ]
+    ratios = [own.step_time_s / own.planned_step_s for own in result.candidates if own.perturbed]
     if not result.perturbed or not ratios:
         return ""
     spread = " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios))))

@@ -127,6 +127,11 @@ class Answer(Prediction):
         return ", ".join(filter(None, [super().label, self.apart]))
 
     @property
+    def planned_step_s(self) -> float:
+        """Time of the step by which its layout was chosen: without what perturbs it."""
+        return self.perturbed.unperturbed_step_time_s if self.perturbed else self.step_time_s
+
+    @property
     def steps(self) -> float:
         """Steps to the target."""
         return self.time.steps

@@ -136,7 +136,7 @@ def _costs(rows: Sequence[Answer], decision: Decision) -> str:
 def _other_layouts(rows: Sequence[Answer], decision: Decision) -> Iterator[str]:
     """Who is first where every candidate runs its proven layout, or its fastest, if that is another."""
     for place, words in enumerate(("the layouts nearest to published runs", "the fastest of all layouts")):
-        slower = [row.ranks[place].step_time_s / row.step_time_s if row.ranks else 1.0 for row in rows]
+        slower = [row.ranks[place].step_time_s / row.planned_step_s if row.ranks else 1.0 for row in rows]
         walls_s = [decision.of(row.label).wall_s.typical * by for row, by in zip(rows, slower, strict=True)]
         wall_s, first = min(zip(walls_s, rows, strict=True), key=itemgetter(0))
         if first.label != decision.first:

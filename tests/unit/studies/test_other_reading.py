@@ -6,19 +6,26 @@ from types import ModuleType
 import pytest
 
 from perfsim.prediction.risk import Ranked
+from perfsim.prediction.run import Perturbed
 from perfsim.studies.decision import duration
 from perfsim.studies.verdict import grounds
 
 
-@pytest.mark.parametrize(("faster", "said"), [(10.0, True), (1.0, False), (0.1, False)])
-def test_another_layout_is_told_if_it_turns_the_order(factory: ModuleType, faster: float, said: bool) -> None:
+@pytest.mark.parametrize(
+    ("faster", "slowed", "said"), [(10.0, 1, True), (1.0, 1, False), (0.1, 1, False), (1.0, 10, False)]
+)
+def test_another_layout_is_told_if_it_turns_the_order_whatever_perturbs_the_step(
+    factory: ModuleType, faster: float, slowed: int, said: bool
+) -> None:
     result = factory.study_result()
     *others, last = result.candidates
+    planned_s = last.step_time_s / slowed
     ranks = tuple(
         Ranked(rank, "", step_s, (step_s, step_s), (), is_proven=True)
-        for rank, step_s in (("proven", last.step_time_s), ("fastest", last.step_time_s / faster))
+        for rank, step_s in (("proven", planned_s), ("fastest", planned_s / faster))
     )
-    lines = grounds((*others, replace(last, ranks=ranks)), result.decision, None)
+    perturbed = Perturbed("", planned_s, (), 0) if slowed > 1 else None
+    lines = grounds((*others, replace(last, ranks=ranks, perturbed=perturbed)), result.decision, None)
     assert ("other reading" in lines) == said
     if said:
         (own,) = (row for row in result.decision.outcomes if row.label == last.label)
