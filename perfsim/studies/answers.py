@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from perfsim.base.errors import InputError, LimitError
 from perfsim.base.groups import listed
-from perfsim.base.text import did_you_mean
+from perfsim.base.text import did_you_mean, large_word
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import Spread, Uncertain
 from perfsim.convergence.wall_clock import RunPart
@@ -242,9 +242,7 @@ class PointResult(Point):
 def named(rows: Sequence[Answer]) -> tuple[Answer, ...]:
     """The candidates of a study with their short names."""
     alike = listed((row.machine, row) for row in rows)
-    return tuple(
-        replace(row, short=row.machine if len(alike[row.machine]) == 1 else row.label) for row in rows
-    )
+    return tuple(replace(row, short=row.label if alike[row.machine][1:] else row.machine) for row in rows)
 
 
 Called = TypeVar("Called", Answer, Point)
@@ -287,7 +285,10 @@ def leaves(value: Any, path: str = "", left_out: Collection[str] = ()) -> Iterat
 
 
 def setting_text(value: Any) -> str:
-    """A value of a grid as text."""
+    """A value of a grid as text: `4,096`, `1.5 billion`."""
+    if isinstance(value, float):
+        scale, word = large_word(value)
+        return f"{value / scale:,.9g} {word}".strip()
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

@@ -188,10 +188,8 @@ class Match:
     def written(self, count: float | None) -> str:
         """A number of devices, whole or interpolated, which the grid may end before."""
         least, most = self.series.first.num_devices, self.series.last.num_devices
-        if count is None:
-            return f"> {most:,}"
-        if count <= least:
-            return f"\u2264 {least:,}"
+        if count is None or count <= least:
+            return f"> {most:,}" if count is None else f"\u2264 {least:,}"
         return f"{count:,}" if isinstance(count, int) else number(count)
 
 
@@ -574,8 +572,9 @@ def _match_sentence(match: Match, fewest: PointResult) -> str:
         ends = ", ".join(_takes(point, f"{point.num_devices:,}") for point in (slower, fewest))
         return f"About {about} {match.series.several} match {rival}: {ends} ({certainty})."
     smallest = " or fewer" if 1 < count == match.series.first.num_devices else ""
-    matches = verb(count, "match", "matches")
-    return f"{fewest.named}{smallest} {matches} {rival}: {_time(fewest)} ({certainty})."
+    return (
+        f"{fewest.named}{smallest} {verb(count, 'match', 'matches')} {rival}: {_time(fewest)} ({certainty})."
+    )
 
 
 def _scales(series: Series) -> str:

@@ -73,8 +73,7 @@ def _why(first: Answer, rival: Answer, decision: Decision) -> str:
         (waits[1] / waits[0], "what the wall holds besides healthy steps"),
     ]
     terms.sort(reverse=True)
-    kept = [f"{times(factor)} times by {what}" for factor, what in terms if round(factor, 2) != 1]
-    return f"{'; '.join(kept)}."
+    return "; ".join(f"{times(by)} times by {what}" for by, what in terms if round(by, 2) != 1) + "."
 
 
 def _rests_on(first: Answer, rival: Answer, decision: Decision) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.base.errors import CatalogError
+from perfsim.studies.answers import setting_text, settings_text
 from perfsim.studies.loading import load_sweep
 
 MACHINES = """\
@@ -102,6 +103,11 @@ def test_what_is_wrong_is_said_at_its_place(write_sweep: Write, line: str, place
     path = write_sweep(line)
     with pytest.raises(CatalogError, match=rf"(?s)tiny\.yaml:{place}: .*{message}"):
         load_sweep(str(path))
+
+
+@pytest.mark.parametrize(("value", "said"), [(1.5e9, "1.5 billion"), (0.75, "0.75"), (4096, "4,096")])
+def test_values_of_a_grid_are_told_with_the_word_of_their_size(value: float, said: str) -> None:
+    assert settings_text((("recipe.tokens", setting_text(value)),)) == f"tokens {said}"
 
 
 def test_all_that_is_wrong_is_said_at_once(write_sweep: Write) -> None:
