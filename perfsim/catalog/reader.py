@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
-from perfsim.base.spec import UNNAMED, CatalogSpec, SpecT
+from perfsim.base.spec import GAP, UNNAMED, CatalogSpec, SpecT
 from perfsim.base.text import covering, did_you_mean, nearest
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog.yaml_tree import Loc, Mark, Node, Scalar
@@ -482,7 +482,7 @@ class LocatedMapping:
         given = {path for path, _ in values(self.node).leaves()}  # paths in a grid are keys with dots
         for name in PROVENANCE if issubclass(model, CatalogSpec) else ():
             keys = self.node.mapping[name].keys if name in self.node.mapping else {}
-            for key in keys.keys() - given:
+            for key in (key for key in keys.keys() - given if not str(key).startswith(GAP)):
                 try:
                     _types_at(model, str(key))
                 except CatalogError as error:

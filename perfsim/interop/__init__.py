@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from perfsim.base.errors import InputError, UnknownNameError
+from perfsim.base.spec import GAP
 from perfsim.specs.trainers import TRAINERS, ToolName
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ WRITTEN: tuple[ToolName, ...] = ("megatron", "deepspeed", "torchtitan", "modelzo
 CHAKRA = "chakra"
 """The format of files that are no text: traces, of which a summary is the document."""
 FORMATS = (*READ, CHAKRA)
-GAP = "imported gap"
-"""Begins the keys under `assumed` of an imported model that hold what cannot be expressed."""
 
 
 def tool_named(name: str) -> Tool:
@@ -60,4 +59,4 @@ def model_named(name_or_path: str, catalog: Catalog) -> TransformerConfig:
 
 def gaps_of(model: TransformerConfig) -> tuple[str, ...]:
     """What the file of an imported model says and perfsim cannot express; empty for any other model."""
-    return tuple(f"not expressible: {reason}" for key, reason in model.assumed.items() if key.startswith(GAP))
+    return tuple(reason for key, reason in model.assumed.items() if key.startswith(GAP))

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from perfsim.base.errors import InputError, Problem, refused_values
 from perfsim.base.sizes import MOST_LAYERS
-from perfsim.base.spec import CatalogSpec
+from perfsim.base.spec import GAP, CatalogSpec
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.interop import CHAKRA, GAP, READ, tool_named
+from perfsim.interop import CHAKRA, READ, tool_named
 from perfsim.interop.nearest_model import Gap
 from perfsim.interop.source import Source, Syntax, leaves, nested
 from perfsim.interop.tool import Reading, Step
@@ -91,6 +91,11 @@ class Imported:
         return tuple(gap.text for gap in self.gaps)
 
     @property
+    def assumed(self) -> dict[str, str]:
+        """What the document cannot express, as a description keeps it (`gaps_of`)."""
+        return {f"{GAP} {number}": words for number, words in enumerate(self.unsupported, 1)}
+
+    @property
     def changes_model(self) -> bool:
         """Whether the document describes another model than the file, because it cannot be expressed."""
         return any(gap.changes_model for gap in self.gaps)
@@ -121,7 +126,8 @@ class Imported:
         remarks = (f"# {line}" for line in (f"Imported from {self.format}", *self.remarks()))
         # A character that would end a comment is replaced.
         comments = ["".join(char if char.isprintable() else "?" for char in line) for line in remarks]
-        body = yaml.safe_dump(self.document, sort_keys=False, allow_unicode=True, width=140)
+        assumed = {"assumed": self.assumed} if self.kind == "model" and self.gaps else {}
+        body = yaml.safe_dump(self.document | assumed, sort_keys=False, allow_unicode=True, width=140)
         return "\n".join([*comments, body])
 
 
@@ -195,8 +201,7 @@ def read_model(path: Path, format_name: str = "") -> TransformerConfig:
         lacking = [f"cannot be expressed: {gap.text}" for gap in result.gaps if gap.changes_model]
         help_text = f"perfsim import {path} --out FILE.yaml writes the nearest model, to be used knowingly"
         raise InputError([Problem(text, str(path), 1, help=help_text) for text in lacking])
-    gaps = {f"{GAP} {number}": text for number, text in enumerate(result.unsupported, 1)}
-    return TransformerConfig.model_validate(result.document | {"assumed": gaps})
+    return TransformerConfig.model_validate(result.document | {"assumed": result.assumed})
 
 
 def read(source: Source, format_name: str = "") -> tuple[str, Reading]:

@@ -351,7 +351,8 @@ def _window(settings: Settings, family: str) -> dict[str, int | None]:
 def _recognise(document: Any) -> bool:
     names = names_in(document, *TEXT, "")
     signs = names_in(document, "") & {"model_type", "architectures"} or names & {*LAYERS.split()}
-    return bool(signs) and not names.isdisjoint(HIDDEN.split())
+    # A section without sizes is refused in words.
+    return bool(signs) and not names.isdisjoint((*HIDDEN.split(), *names_in(document, *TEXT)))
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:
@@ -369,6 +370,13 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
             source.line_of("model_type"),
         )
     settings.ignore(*METADATA)
+    if section and not settings.has(*HIDDEN.split()):
+        other = settings.text("_name_or_path", default=f"the {family} model whose sizes it takes")
+        source.refuse(
+            f"`{section}` has no sizes of its own: code of transformers takes those of {other}",
+            f"import the config.json of {other}, or add its sizes to `{section}`",
+            source.line_of(section),
+        )
     if family not in FAMILIES:
         known = f"model_type {family!r} is unknown: it" if family else "without a model_type the file"
         settings.gap(f"{known} is read with the names and defaults of Llama; check the count")

@@ -24,7 +24,7 @@ from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, only, qk_norm
 from perfsim.specs.layout import RECOMPUTED, ParallelLayout, layers_of_stages, recompute_of
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.trainers import TRAINERS, Limits
+from perfsim.specs.trainers import Limits
 from perfsim.strategies.schedules import JOINED
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -295,7 +295,8 @@ def _zero_stage(settings: Settings) -> int:
     if settings.flag("use_torch_fsdp2"):
         return 3
     distributed = settings.text("optim.name").startswith("distributed")
-    least = int(settings.flag("use_distributed_optimizer") or distributed)
+    whole = settings.text("optimizer") == "dist_muon"
+    least = int(settings.flag("use_distributed_optimizer") or distributed or whole)
     stage = settings.integer("zero_stage", default=least, least=0, most=3)
     if not (settings.flag("use_megatron_fsdp") or settings.flag("use_custom_fsdp")):
         return stage
@@ -312,12 +313,13 @@ def _context_exchange(settings: Settings) -> str:
     return ours or "ring"
 
 
-def _not_joined(chosen: Chosen) -> str:
-    """Why it does not join the passes of a plan; empty where it does, or where none are joined."""
-    recipe = chosen.job.recipe
-    wide = recipe.precision in ("fp32", "tf32") or recipe.expert_dispatcher == "all_gather"
-    lacks = chosen.layout.schedule in JOINED.values() and (wide or chosen.layout.expert == 1)
-    return "it joins passes over an all-to-all of expert ranks in 16 bits" if lacks else ""
+def _cuts_flat(chosen: Chosen) -> bool:
+    """Whether ZeRO cuts states flat, as `--use-distributed-optimizer` does; Muon shards whole matrices."""
+    return chosen.layout.zero_stage > 0 and not _is_muon(chosen)
+
+
+def _is_muon(chosen: Chosen) -> bool:
+    return chosen.job.recipe.optimizer == "muon"
 
 
 LAYOUT: tuple[Row, ...] = (
@@ -341,7 +343,7 @@ LAYOUT: tuple[Row, ...] = (
         {True: True},
         lambda settings: settings.flag("sequence_parallel") and settings.ours["layout.tensor"] > 1,
     ),
-    Row("layout.zero_stage", "use_distributed_optimizer", only(lambda c: c.layout.zero_stage), _zero_stage),
+    Row("layout.zero_stage", "use_distributed_optimizer", only(_cuts_flat), _zero_stage),
     Row(
         "layout.shard_group",
         "num_distributed_optimizer_instances",
@@ -372,7 +374,6 @@ LAYOUT: tuple[Row, ...] = (
     Row("layout.recompute_every", "recompute_num_layers", _recomputed),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
     Row.spelled("layout.schedule", "overlap_moe_expert_parallel_comm", dict.fromkeys(JOINED.values(), True)),
-    Row("layout.schedule", refusal=_not_joined),
 )
 
 
@@ -458,8 +459,11 @@ RECIPE: tuple[Row, ...] = (
     Row.same(
         "runtime.overlap_grad_reduce", "overlap_grad_reduce overlap_grad_sync", usual=False, default=False
     ),
-    Row.word(
-        "runtime.overlap_param_gather", "overlap_param_gather overlap_param_sync", {True: True}, default=False
+    Row(
+        "runtime.overlap_param_gather",
+        "overlap_param_gather overlap_param_sync",
+        only(lambda c: c.job.runtime.overlap_param_gather and _cuts_flat(c)),
+        lambda s: s.flag("overlap_param_gather", "overlap_param_sync"),
     ),
     # Megatron overlaps products with the exchanges of tensor ranks only with sequence parallelism.
     Row(
@@ -509,13 +513,17 @@ RECIPE: tuple[Row, ...] = (
     Row("runtime.framework", f"transformer_impl attention_backend {' '.join(OF_CORE)}", read=_framework),
     Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=(CORE,)),
     Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
+    Row("recipe.optimizer", "optimizer", only(lambda c: _is_muon(c) and c.layout.zero_stage, "dist_muon")),
+    # Megatron demands this of Muon, and neither fp16 nor instances of an optimizer.
+    Row.spelled("recipe.optimizer", "ckpt_format", {"muon": "torch"}),
+    Row.refuses(
+        "recipe.precision", "muon in {}", when=lambda c: _is_muon(c) and c.job.recipe.precision == "fp16"
+    ),
+    Row.refuses("layout.shard_group", "muon on groups of {}", when=_is_muon),
     Row.lacks(
         "recipe.optimizer",
-        "ZeRO of {0}: --optimizer dist_{0} and --ckpt-format torch, without --use-distributed-optimizer",
-        when=lambda c: c.layout.zero_stage and c.job.recipe.optimizer == "muon",
-    ),
-    Row.refuses(
-        "recipe.optimizer", "{} on CPUs", unless=TRAINERS["megatron"].on_cpu, when=lambda c: c.layout.offloads
+        "gradients that are reduced to shards, and parameters gathered ahead: {} all-reduces and waits",
+        when=lambda c: c.layout.zero_stage and _is_muon(c),
     ),
     Row.refuses(
         "runtime.overlap_param_gather",

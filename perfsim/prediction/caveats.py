@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from perfsim.base.spec import CHANGED
 from perfsim.base.text import covering
 from perfsim.costs.wafer import PEAK
+from perfsim.interop import gaps_of
 from perfsim.machines import machine_of
 from perfsim.machines.machine import is_borrowed
 from perfsim.prediction.bands import MARGIN, Hidden, Reached, Traits, precision_class, unknowns_of
@@ -69,6 +70,7 @@ CODES: Mapping[str, tuple[Severity | float | None, Concern]] = {
     "offload-outside": ("serious", "step"),
     "speed-of-another": ("serious", "step"),
     "layout-unreleased": ("warning", "step"),
+    "model-imported": ("warning", "step"),
     "few-runs": (None, "step"),
     "release-peak": ("serious", "step"),
     "release-borrowed": ("warning", "step"),
@@ -219,6 +221,8 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """Sizes and settings that no published run has."""
     model = plan.job.model
+    if gaps := gaps_of(model):
+        yield Caveat.of("model-imported", f"not expressible of {model.name}'s file: {' and '.join(gaps)}")
     tokens = plan.job.seq_length
     if tokens > (positions := model.max_position_embeddings):
         words = f"sequences of {tokens:,} tokens, while {model.name} has {positions:,} positions"

@@ -20,7 +20,6 @@ from perfsim.base.sizes import MEMORY_LIMIT
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.wafer import PEAK
 from perfsim.engine.trace import Simulated
-from perfsim.interop import gaps_of
 from perfsim.interop.chrome import StepTrace
 from perfsim.machines import machine_of
 from perfsim.prediction.bands import recorded_errors
@@ -211,7 +210,7 @@ class Prediction:
             cluster_calibration=scaling,
             memory=tuple(use for use in plan.memory if use.on_device),
             caveats=caveats_of(evaluation, causes, allowed_share, more),
-            notes=(*plan.notes, *gaps_of(plan.job.model), *notes),
+            notes=(*plan.notes, *notes),
             machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
             devices_noun=_marked(plan, plan.system.devices_noun),
             device=plan.system.device.name,

@@ -8,7 +8,6 @@ from typing import Any
 from perfsim.base.groups import listed
 from perfsim.base.text import number
 from perfsim.base.units import DAY_S
-from perfsim.interop import gaps_of
 from perfsim.prediction.caveats import Caveat
 from perfsim.report import text
 from perfsim.report.table import Cell, Field, Table, document_text, plain
@@ -163,8 +162,7 @@ def _deciding(planned: Planned) -> Iterator[str]:
             f"{text.duration(other.step_time_s)}: "
             f"{number(other.gain)} times the tokens a second and device."
         )
-    yield from (words for severity, words in _caveats(planned) if severity == "serious")
-    yield from (f"{text.capital(gap)}." for gap in gaps_of(planned.question.model))
+    yield from _caveats(planned, deciding=True)
     limit = planned.question.allowed_share
     above = planned.above_limit
     if planned.best.plan.memory_share > limit:
@@ -189,7 +187,7 @@ def _further(planned: Planned) -> Iterator[str]:
     if len(planned.shortlist) > 1:
         yield "Rows are the fastest of their degrees and micro-batch, with the settings that differ from 1."
     yield from _wider_bands(planned)
-    yield from (words for severity, words in _caveats(planned) if severity != "serious")
+    yield from _caveats(planned, deciding=False)
     limit = planned.question.allowed_share
     if planned.above_limit is None and planned.best.plan.memory_share <= limit < 1.0:
         yield f"Nothing above {text.percent(limit, 0)} of memory would be faster."
@@ -202,14 +200,15 @@ def _further(planned: Planned) -> Iterator[str]:
         yield f"Left out: {'; '.join(refused)}."
 
 
-def _caveats(planned: Planned) -> Iterator[tuple[str, str]]:
-    """Caveats above information, once by code in the words of the worst: severity, and words with rows."""
+def _caveats(planned: Planned, *, deciding: bool) -> Iterator[str]:
+    """Caveats that may change the choice, or others above information: once by code, in the worst's words."""
     placed = ((str(entry.number), caveat) for entry in planned.shortlist for caveat in entry.caveats)
     about = listed((caveat.code, (row, caveat)) for row, caveat in placed if caveat.severity != "info")
     worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
     for caveat in sorted(worst, key=Caveat.rank):
-        numbers = ", ".join(row for row, _ in worst[caveat])
-        yield caveat.severity, f"{caveat.severity}, {numbers}: {caveat.text}."
+        if deciding == (caveat.severity == "serious" or caveat.code in text.ALWAYS):
+            numbers = ", ".join(row for row, _ in worst[caveat])
+            yield f"{caveat.severity}, {numbers}: {caveat.text}."
 
 
 def _wider_bands(planned: Planned) -> Iterator[str]:

@@ -284,7 +284,7 @@ def paragraphs(*prose: str, width: int = 0, indent: str = "") -> list[str]:
 
 MOST_AT_HEAD = 3
 """Caveats at the head of an answer; more only where more are serious, or are of `ALWAYS`."""
-ALWAYS = ("cluster-scaled", "memory-above-limit")
+ALWAYS = ("cluster-scaled", "memory-above-limit", "model-imported")
 """Codes of caveats without which the figures are misread, whatever they can do to the order."""
 
 

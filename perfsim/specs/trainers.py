@@ -46,6 +46,8 @@ class Runs:
     """Values of other axes without which it does not run."""
     multiple_of: tuple[str, ...] = ()
     """Axes the product of whose degrees divides the value."""
+    until: str = ""
+    """Month of the first release that refuses it; empty: none does."""
 
     def has(self, value: Any) -> bool:
         return self.values is None or value in self.values
@@ -54,6 +56,8 @@ class Runs:
         """Why a value that it has does not run with a release of a month (empty: the newest); else empty."""
         if month and not existed(self.since, month):
             return f"{self.release} of {self.since} is the first with {self.setting}"
+        if self.until and (not month or existed(self.until, month)):
+            return f"{self.setting} is refused since {self.until}"
         lacking = [name for name, values in self.needs.items() if getattr(layout, name) not in values]
         divisor = math.prod(getattr(layout, name) for name in self.multiple_of)
         lacking += self.multiple_of if divisor > 1 and getattr(layout, self.axis) % divisor else ()
@@ -69,12 +73,14 @@ class _Trainer:
     source: str
     """Where its settings stand."""
     rows: tuple[Runs, ...] = ()
-    divides_experts: bool = False
-    """Whether tensor ranks divide every expert where no expert ranks divide their number."""
+    tensor_of_experts: Literal["any", "alone", "all", "none"] = "any"
+    """Layouts in which tensor ranks divide experts: without expert ranks (alone), or all; none has both."""
     no_experts_in: Collection[str] = ()
     """Precisions in which it runs no expert parallelism."""
     filled: Collection[str] = ()
     """Schedules that it starts only with as many micro-batches as stages."""
+    even: Collection[str] = ()
+    """Schedules whose stages it divides layers, and micro-batches, without a rest."""
     on_cpu: Collection[str] | None = None
     """Optimizers whose states it keeps on the CPU; None: all."""
 
@@ -85,6 +91,7 @@ _ZERO = {"zero_stage": (1, 2, 3)}
 _ZERO_2 = {"zero_stage": (2, 3)}
 _ZERO_3 = {"zero_stage": (3,)}
 _FULL = {"recompute": ("full",)}
+_JOINED = ("combined-1f1b", "combined-interleaved")
 _PARTS = ("selective", "mlp", "full")
 """Recompute of what a model's code puts into a checkpoint."""
 _SEQUENCE = {"sequence_parallel": (True,)}
@@ -97,7 +104,7 @@ _V3 = ("2022-05", "Megatron-LM 3.0")
 _FSDP_FLAGS = "--use-megatron-fsdp --data-parallel-sharding-strategy"
 _CORE_0_14 = ("2025-10", "Megatron-Core 0.14")
 _JOINS = "--overlap-moe-expert-parallel-comm"
-_NOT_FULL: Mapping[str, Collection[Any]] = {"recompute": [mode for mode in RECOMPUTED if mode != "full"]}
+_NO_EXPERTS = {"recompute": [mode for mode in RECOMPUTED if "moe" not in RECOMPUTED[mode]]}
 _CORE_0_10 = ("2025-02", "Megatron-Core 0.10")
 _CORE_0_5 = ("2024-02", "Megatron-Core 0.5")
 _CORE_0_12 = ("2025-05", "Megatron-Core 0.12")
@@ -143,8 +150,8 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("zero_stage", "--use-distributed-optimizer", *_V3, (1,)),
             Runs("zero_stage", _FSDP_FLAGS, *_CORE_0_14, (2, 3), _ALONE),
             Runs("shard_group", "--num-distributed-optimizer-instances", *_CORE_0_10),
-            Runs("schedule", _JOINS, *_CORE_0_14, ("combined-1f1b",), {**_ALONE, **_NOT_FULL}),
-            Runs("schedule", _JOINS, *_CORE_0_14, ("combined-interleaved",), _NOT_FULL),
+            Runs("schedule", _JOINS, *_CORE_0_14, _JOINED[:1], {**_ALONE, **_NO_EXPERTS}),
+            Runs("schedule", _JOINS, *_CORE_0_14, _JOINED[1:], _NO_EXPERTS),
             Runs("layers_per_stage", "--pipeline-model-parallel-layout", *_CORE_0_13),
             Runs("recompute", "--recompute-modules", *_CORE_0_13, OF_MODULES),
             Runs("context", "--context-parallel-size", *_CORE_0_5),
@@ -204,9 +211,11 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (2,), _ALONE),
             Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (3,), {**_ALONE, "tensor": (1,)}),
             Runs("recompute", "checkpoint_activations", *_NEOX_1, ("full",)),
-            Runs("recompute_every", "checkpoint_num_layers", *_NEOX_1),
+            Runs("offload_activations", "checkpoint_in_cpu", *_NEOX_1, _CPU, _FULL),
+            Runs("sequence_parallel", "sequence_parallel", "", "GPT-NeoX of 2024"),
             Runs("expert", "moe_expert_parallel_size", "", "GPT-NeoX 2.0", needs=_DS_MOE),
         ),
+        tensor_of_experts="none",
     ),
     "torchtitan": _Trainer(
         "torchtitan",
@@ -231,40 +240,47 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("context", "parallelism.context_parallel_degree", *_TITAN, needs=_ZERO_2),
             Runs("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN, ("ring",)),
             Runs("expert", _TITAN_EXPERT, *_TITAN_0_1, None, _SHARDED_BY_ALL, ("tensor", "context")),
-            Runs("expert_tensor", _TITAN_TENSOR, *_TITAN_0_1, needs={"expert": (1,)}),
+            # Since its pull request 4794 expert ranks are as many as tensor ranks, or more.
+            Runs("expert_tensor", _TITAN_TENSOR, *_TITAN_0_1, needs={"expert": (1,)}, until="2026-09"),
             Runs("recompute", "activation_checkpoint.mode", *_TITAN, _PARTS),
             Runs("offload_optimizer", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
             Runs("offload_param", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
         ),
-        divides_experts=True,
+        tensor_of_experts="alone",
         filled=("1f1b", "gpipe", "dualpipev"),  # as in torch.distributed.pipelining
     ),
     "llm-foundry": _Trainer(
         "llm-foundry",
-        "mosaicml/llm-foundry, scripts/train/yamls (fsdp_config), and mosaicml/composer",
+        "mosaicml/llm-foundry, llmfoundry/models (config_moe_args.py, mpt); mosaicml/composer, SHARDING_MAP",
         (
             Runs("zero_stage", "fsdp_config.sharding_strategy", *_FOUNDRY, (2, 3)),
             Runs("shard_group", "fsdp_config.sharding_strategy HYBRID_SHARD", *_FOUNDRY, needs=_ZERO_2),
             Runs("recompute", "fsdp_config.activation_checkpointing", *_FOUNDRY, ("full",)),
+            Runs("recompute_every", "activation_checkpointing_target", "", "llm-foundry 0.6", needs=_FULL),
             Runs("offload_activations", "fsdp_config.activation_cpu_offload", *_FOUNDRY, _CPU),
-            Runs("expert", "ffn_config.moe_world_size", "2024-03", "llm-foundry 0.6"),
+            Runs("expert", "ffn_config.moe_world_size", "2024-03", "llm-foundry 0.6", needs=_SHARDED_BY_ALL),
         ),
     ),
     "maxtext": _Trainer(
         "MaxText",
-        "AI-Hypercomputer/maxtext, src/MaxText/configs/base.yml",
+        "AI-Hypercomputer/maxtext, src/MaxText/configs/base.yml (logical_axis_rules) and types.py",
         (
             Runs("zero_stage", "ici_fsdp_parallelism, dcn_fsdp_parallelism", *_MAX_2023, (3,), _ALONE),
-            Runs("shard_group", "dcn_data_parallelism", *_MAX_2023),
+            Runs("zero_stage", "shard_optimizer_over_data", *_MAX_2025, (1,)),
+            Runs("shard_group", "dcn_data_parallelism", *_MAX_2023, None, _ZERO_3, ("context", "expert")),
             Runs("tensor", "ici_tensor_parallelism", *_MAX_2023),
             Runs("sequence_parallel", "ici_tensor_sequence_parallelism", "", "MaxText 2025"),
-            Runs("context", "ici_context_parallelism", *_MAX_2025),
+            # Ranks of these two axes shard the dense parameters too.
+            Runs("context", "ici_context_parallelism", *_MAX_2025, needs=_ZERO_3),
+            Runs("expert", "ici_expert_parallelism", *_MAX_2024, needs=_ZERO_3),
+            Runs("expert_tensor", "ici_tensor_parallelism", *_MAX_2024),
             Runs("context_exchange", "context_parallel_strategy", *_MAX_2025, ("ring",)),
             Runs("pipeline", "ici_pipeline_parallelism", *_MAX_2024),
             Runs("schedule", "num_pipeline_microbatches", *_MAX_2024, ("gpipe",)),
-            Runs("expert", "ici_expert_parallelism", "", "MaxText 2024"),
             Runs("recompute", "remat_policy full", *_MAX_2023, ("full",)),
         ),
+        tensor_of_experts="all",
+        even=("gpipe",),
     ),
     "modelzoo": _Trainer("Cerebras Model Zoo", "Cerebras/modelzoo"),
 }
@@ -310,17 +326,41 @@ class Limits:
     def lacks_of(self, layout: ParallelLayout, job: Job) -> Iterator[str]:
         """What of a job it cannot divide so, in words: experts, micro-batches and windows."""
         trainer = TRAINERS[self.tool]
-        model = job.model
-        whole = model.experts is not None and layout.expert == 1 and layout.expert_tensor != layout.tensor
-        if whole and trainer.divides_experts:
-            yield f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts where expert is 1"
-        if layout.expert > 1 and job.recipe.precision in trainer.no_experts_in:
-            yield f"expert parallelism in {job.recipe.precision}: it has none"
+        optimizer = job.recipe.optimizer
+        kept = trainer.on_cpu or (optimizer,)
+        stages = layout.num_stages
         passes = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        if layout.schedule in trainer.filled and passes < layout.num_stages > 1:
-            yield f"{passes} micro-batches: {layout.schedule} takes as many as stages, {layout.num_stages}"
-        if layout.context > 1 and layout.context_exchange == "ring" and model.sliding_window is not None:
+        if job.model.experts is not None:
+            yield from self._lacks_of_experts(layout, job)
+        if optimizer == "muon" and layout.zero_stage > 1:
+            yield f"zero_stage {layout.zero_stage}: no tool shards gradients of muon; its values are 0 and 1"
+        if layout.offload_optimizer != "none" and optimizer not in kept:
+            yield f"{optimizer} on CPUs: it keeps {' and '.join(kept)} there"
+        if layout.schedule in trainer.filled and passes < stages > 1:
+            yield f"{passes} micro-batches: {layout.schedule} takes as many as stages, {stages}"
+        if layout.schedule in trainer.even and (job.model.num_layers % stages or passes % stages):
+            whole = f"{job.model.num_layers} layers, {passes} micro-batches"
+            yield f"{whole}: {layout.schedule} takes multiples of its {stages} stages"
+        if layout.context > 1 and layout.context_exchange == "ring" and job.model.sliding_window is not None:
             yield "context_exchange ring: the ring of no tool attends in a window; its values are all_to_all"
+
+    def _lacks_of_experts(self, layout: ParallelLayout, job: Job) -> Iterator[str]:
+        """How it cannot divide experts, or compute next to the exchange of their rows."""
+        trainer = TRAINERS[self.tool]
+        alone = trainer.tensor_of_experts == "alone" and layout.expert == 1
+        if (alone or trainer.tensor_of_experts == "all") and layout.expert_tensor != layout.tensor:
+            other = f", or expert a multiple of {layout.tensor}" if alone and layout.tensor > 1 else ""
+            yield f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts{other}"
+        if trainer.tensor_of_experts == "none" and layout.tensor > 1:
+            yield f"tensor {layout.tensor} with experts: its values are 1"
+        precision = job.recipe.precision
+        if layout.expert > 1 and precision in trainer.no_experts_in:
+            yield f"expert parallelism in {precision}: it has none"
+        all_to_all = layout.expert > 1 and job.recipe.expert_dispatcher != "all_gather"
+        narrow = all_to_all and precision not in ("fp32", "tf32")
+        if layout.schedule in _JOINED and not (narrow and job.model.mtp_num_layers <= 1):
+            words = "it joins passes over an all-to-all of expert ranks in 16 bits, one token predicted ahead"
+            yield f"schedule {layout.schedule}: {words}"
 
 
 def _in_use(layout: ParallelLayout, axis: str) -> bool:

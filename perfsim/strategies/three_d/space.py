@@ -36,7 +36,7 @@ from perfsim.specs.model import layer_kinds
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Job
 from perfsim.specs.trainers import TRAINERS, Limits
-from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
+from perfsim.strategies.schedules import JOINED, SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import ENDS, Division, Divisions, RankColumns, divided, kind_numbers
 from perfsim.strategies.three_d.legal import DEGREE_RULES
@@ -290,7 +290,9 @@ def layout_space(
     runs = partial(_runs, limits)
     model = job.model
     heads = tuple(head for head in sorted({head_layers(job, 2.0), head_layers(job)}) if head > 1)
-    shape = _Shape(model.num_layers, heads, kind_numbers(model), bool(model.experts), limits)
+    barred = [name for name in JOINED.values() if not _takes(job, ParallelLayout(schedule=name, expert=2))]
+    barred = barred if model.experts else [*JOINED.values()]
+    shape = _Shape(model.num_layers, heads, kind_numbers(model), tuple(barred), limits)
 
     def is_legal(data: int, pipeline: int) -> bool:
         shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
@@ -327,6 +329,12 @@ def _runs(limits: Limits | None, **settings: Any) -> bool:
     return limits is None or limits.runs(ParallelLayout(**settings))
 
 
+def _takes(job: Job, layout: ParallelLayout) -> bool:
+    """Whether the tool of a job has what a layout makes of it; true where it names none."""
+    limits = job.runtime.searched
+    return limits is None or not any(limits.lacks_of(layout, job))
+
+
 class _Shape(NamedTuple):
     """What of a job decides how its layers divide."""
 
@@ -334,7 +342,8 @@ class _Shape(NamedTuple):
     heads: tuple[int, ...]
     """Layers that the LM head may count as."""
     kinds: tuple[int, ...]
-    has_experts: bool
+    barred: tuple[str, ...]
+    """Schedules that join passes, which no rows that travel to experts, or the tool, allow."""
     limits: Limits | None
 
 
@@ -368,15 +377,13 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int, positions: int) -
     """Context degrees that keep the rules, inside a node or over whole nodes; with the index of exchange."""
     recompute = "none" if job.recipe.recompute == "auto" else job.recipe.recompute
     alone = ParallelLayout(tensor, recompute=recompute, expert_tensor=tensor)
-    limits = job.runtime.searched
     for ranks in divisors(topology.num_devices // tensor):
         placed = _placed(topology, tensor * ranks)
         if ranks > 1 and (not placed or job.seq_length // ranks < positions):
             continue
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
             layout = replace(alone, context=ranks, context_exchange=exchange)
-            lacks = limits is not None and any(limits.lacks_of(layout, job))
-            if not (lacks or any(DEGREE_RULES["context"](job, layout))):
+            if _takes(job, layout) and not any(DEGREE_RULES["context"](job, layout)):
                 yield ranks, number
 
 
@@ -387,7 +394,6 @@ def _expert_degrees(
     if job.model.experts is None or not free:
         yield 1, 1
         return
-    limits = job.runtime.searched
     node = topology.devices_per_node
     width = topology.num_devices // pipeline
     layout = ParallelLayout(tensor=tensor, data=width // tensor, sequence_parallel=tensor > 1)
@@ -405,23 +411,21 @@ def _expert_degrees(
             held_bytes = experts_bytes / (pipeline * together)
             if not placed or (ranks < most and held_bytes > topology.system.device.memory.capacity):
                 continue
-            if limits is not None and any(limits.lacks_of(legal, job)):
-                continue
-            if not any(DEGREE_RULES["expert"](job, legal)):
+            if _takes(job, legal) and not any(DEGREE_RULES["expert"](job, legal)):
                 yield ranks, shared
 
 
 @lru_cache(maxsize=1024)
 def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     """Every schedule and number of chunks on `pipeline` ranks; layers also with the LM head counted."""
-    num_layers, heads, kinds, has_experts, limits = shape
+    num_layers, heads, kinds, barred, limits = shape
     runs = partial(_runs, limits)
     divisions = []
     if pipeline == 1:
         divisions.append(divided("1f1b", 1, 1, num_layers, kinds=kinds))
     for name, schedule in SCHEDULES.items():
         joins = schedule.has("joins")
-        if (joins and not has_experts) or (pipeline == 1 and not (joins and schedule.chunks == 1)):
+        if name in barred or (pipeline == 1 and not (joins and schedule.chunks == 1)):
             continue
         if not runs(pipeline=pipeline, schedule=name):
             continue
@@ -455,7 +459,8 @@ def _combined(
     sequence parallelism, and recompute modes with intervals.
     """
     tensor, context, exchange, pipeline = degrees
-    runs = partial(_runs, job.runtime.searched)
+    limits = job.runtime.searched
+    runs = partial(_runs, limits)
     data = topology.num_devices // tensor // context // pipeline
     share = job.global_batch_size // data
     passes = job.model.num_layers * context
@@ -468,16 +473,20 @@ def _combined(
     inside = topology.devices_per_node // tensor
     zeros = [0, 1, GRADIENTS_SHARDED, SHARDED] if replicas > 1 else [0]
     zeros = [stage for stage in zeros if stage < SHARDED or pipeline == 1]  # 3 gathers layers on every rank
-    sharded = [(stage, replicas) for stage in (zeros if zero_stage is None else [zero_stage])]
-    if sharded[-1][0] == SHARDED and 1 < inside < replicas and replicas % inside == 0:
+    zeros = zeros if zero_stage is None else [zero_stage]
+    zeros = [stage for stage in zeros if _takes(job, ParallelLayout(zero_stage=stage))]
+    sharded = [(stage, replicas) for stage in zeros]
+    if SHARDED in zeros and 1 < inside < replicas and replicas % inside == 0:
         sharded.append((SHARDED, inside))
+
+    schedule = divisions[int(numbers[0])].schedule
 
     def runs_sharded(stage: int, ranks: int, expert: int = 1, shared: int = 1) -> bool:
         group = None if ranks == replicas else ranks
         of_ranks = {"shard_group": group, "pipeline": pipeline, "context": context, "tensor": tensor}
-        of_experts = {"expert": expert, "expert_tensor": shared}
+        of_ranks |= {"zero_stage": stage, "expert": expert, "expert_tensor": shared}
         of_ranks |= {"data": min(data, 2), "sequence_parallel": splits[-1:] == [1]}  # whether it has replicas
-        return runs(zero_stage=stage, context_exchange=EXCHANGES[exchange], **of_experts, **of_ranks)
+        return runs(schedule=schedule, context_exchange=EXCHANGES[exchange], **of_ranks)
 
     splits = [split for split in splits if runs(tensor=tensor, sequence_parallel=bool(split))]
     sharded = [pair for pair in sharded if runs_sharded(*pair)]
@@ -498,10 +507,12 @@ def _combined(
     in_groups, fills_only, joins = (
         divisions.of_schedules(trait)[numbers, None] for trait in ("in_groups", "fills_only", "joins")
     )
-    legal = ~in_groups | (microbatches % pipeline == 0)
-    filled = () if job.runtime.searched is None else TRAINERS[job.runtime.searched.tool].filled
-    stages = [[len(each.layers) * (each.schedule in filled)] for each in map(divisions.__getitem__, numbers)]
-    legal &= (~fills_only | (microbatches >= pipeline)) & (microbatches >= np.array(stages))
+    legal = (~in_groups | (microbatches % pipeline == 0)) & (~fills_only | (microbatches >= pipeline))
+    counted = () if limits is None else (*TRAINERS[limits.tool].filled, *TRAINERS[limits.tool].even)
+    for row, division in enumerate(map(divisions.__getitem__, numbers.tolist())):
+        if division.schedule in counted:
+            staged = ParallelLayout(1, pipeline, data, division.virtual, schedule=division.schedule)
+            legal[row] &= [_takes(job, replace(staged, micro_batch_size=size)) for size in sizes]
     shards_experts = np.array([[runs_sharded(*of, *pair) for of in sharded] for pair in experts])
     has_mode = np.array([[mode in some for mode in modes] for some in of_divisions])
     shape = (len(experts), *legal.shape, len(sharded), len(splits), len(modes))
@@ -555,8 +566,7 @@ def with_offload(job: Job, topology: FatTree, space: Columns) -> Columns:
     if host is None or job.model.experts is not None:
         return space
     limits = job.runtime.searched
-    kept = None if limits is None else TRAINERS[limits.tool].on_cpu
-    if kept is not None and job.recipe.optimizer not in kept:
+    if not _takes(job, ParallelLayout(offload_optimizer="cpu")):
         return space
     pairs: list[tuple[Place, Place]] = [("cpu", "none"), ("cpu", "cpu")]
     if host.nvme is not None:
@@ -593,10 +603,10 @@ def with_light_recompute(job: Job, space: Columns, short: Bools) -> Columns:
 
 
 def with_module_recompute(job: Job, space: Columns) -> Columns:
-    """A space and, for each of its layouts without recompute, one with each mode of single modules."""
+    """A space and, for its layouts without recompute or joined passes, one with each mode of modules."""
     unfit = OF_LATENTS if job.model.latent_attention is None else ()
     modes = [mode for mode in OF_MODULES if mode not in unfit]
-    return _with_recompute(job, space, modes, np.ones(len(space), dtype=np.bool_))
+    return _with_recompute(job, space, modes, ~space.of_schedules("joins"))
 
 
 def _with_recompute(job: Job, space: Columns, modes: Sequence[Recompute], tried: Bools) -> Columns:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import Result
 
 import perfsim as ps
+from perfsim.interop import gaps_of
 
 SIZES = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512}
 CONFIG = {
@@ -51,13 +52,18 @@ def test_every_verb_with_a_model_takes_the_file(perfsim: Run, config: Path) -> N
     assert perfsim("prove", config, "--layout", "pp=2", "--orders", "0").exit_code == 0
 
 
-def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(perfsim: Run, config: Path) -> None:
+def test_what_a_file_says_and_cannot_be_expressed_is_told_by_every_verb(perfsim: Run, config: Path) -> None:
     irregular = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}
     config.write_text(json.dumps(CONFIG | {"model_type": "mistral", **irregular}), encoding="utf-8")
     point = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
-    note = "not expressible: attention in a sliding window of 512 in some layers; taken as full attention"
-    assert json.loads(perfsim("run", *point, "--json").stdout)["notes"][-1] == note
-    assert all("sliding window of 512" in perfsim(verb, *point).stdout for verb in ("run", "plan"))
+    for verb in ("run", "plan"):
+        for form in ((), ("--json",)):
+            told = " ".join(perfsim(verb, *point, *form).stdout.split())
+            assert "file: attention in a sliding window of 512 in some layers; taken as full" in told
+    # As YAML it keeps them, for studies.
+    written = config.with_name("small.yaml")
+    perfsim("import", config, "--out", written)
+    assert gaps_of(ps.Catalog().model(str(written))) == gaps_of(ps.Model.from_file(config)) != ()
 
 
 @pytest.mark.parametrize(("key", "value"), [("num_attention_heads", 4), ("max_position_embeddings", 2048)])

@@ -71,7 +71,16 @@ def test_what_a_setting_demands_of_others_is_written_with_it(planned: Callable[.
     assert "--attention-backend fused" in emit(
         "megatron", planned("dp=64", model="kimi_k2", attention="flash")
     )
-    assert "dist_muon" in emit("megatron", planned("dp=64,zero=1", optimizer="muon"))
+    muon = planned("dp=64,zero=1", optimizer="muon", overlap_grad_reduce=True, overlap_param_gather=True)
+    for stage, words in ((1, "--optimizer dist_muon\n"), (0, "--optimizer muon\n")):
+        flags = emit("megatron", replace(muon, layout=replace(muon.layout, zero_stage=stage)))
+        assert words in flags
+        assert "--ckpt-format torch\n" in flags
+        assert "--use-distributed-optimizer" not in flags
+        assert "--overlap-param-gather" not in flags
+    for layout, recipe in (("zero=2", {}), ("zero=1,shard_group=8", {}), ("zero=1", {"precision": "fp16"})):
+        with pytest.raises(LayoutError, match="muon"):
+            emit("megatron", planned(f"dp=64,{layout}", optimizer="muon", **recipe))
     routed = emit("megatron", planned("dp=64,ep=16", model="llama4_scout"))
     assert "--moe-router-topk 1\n--moe-router-pre-softmax\n" in routed
     again = planned("dp=64,recompute=norms", precision="fp8")

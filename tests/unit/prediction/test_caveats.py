@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import perfsim as ps
+from perfsim.base.spec import GAP
 from perfsim.prediction.bands import Hidden
 from perfsim.prediction.caveats import CODES, Caveat
 from perfsim.prediction.prediction import Prediction
@@ -57,6 +58,12 @@ def own_constants() -> Any:
     calibration = h100.device.calibration.model_copy(update={"name": "own", "fit": fit})
     device = h100.device.model_copy(update={"name": "b200", "calibration": calibration})
     return h100.model_copy(update={"name": "dgx-b200", "device": device})
+
+
+def imported() -> Any:
+    """A model whose file says what a description cannot."""
+    gap = {f"{GAP} 1": "attention in chunks; taken as full attention"}
+    return catalog.model("gpt3_xl").model_copy(update={"assumed": gap})
 
 
 def filled(share: float) -> ps.Prediction:
@@ -107,6 +114,7 @@ QUESTIONS: dict[str, Ask] = {
     "mfu-above-published": lambda: wafers(system="cs-2-peak"),
     "offload-outside": lambda: gpus("dp=8,zero=1,mbs=1,offload_optimizer=cpu"),
     "layout-unreleased": lambda: gpus("dp=8,mbs=1,zero=3"),
+    "model-imported": lambda: gpus(model=imported()),
     "speed-of-another": lambda: gpus(runs_on="megatron", runtime="torchtitan"),
     "zero3-with-tensor": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),
     "hidden-communication": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),

@@ -8,6 +8,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import CaseRows, StepCase, published_cases
+from perfsim.prediction.question import question_of
 from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.runtime import Runtime
 from perfsim.specs.trainers import FREE, TRAINERS, Limits, that_run
@@ -67,3 +68,50 @@ def test_a_release_runs_what_it_brought() -> None:
     experts = replace(SHARDED, tensor=4, sequence_parallel=True, expert=2)
     assert [Limits("torchtitan").runs(replace(experts, expert=ranks)) for ranks in (2, 4)] == [False, True]
     assert that_run(ParallelLayout(pipeline=4, tensor=2, schedule="zb1p", zero_stage=1)) == []
+    pure = replace(SHARDED, tensor=4, sequence_parallel=True, expert_tensor=4)
+    known = [Limits("torchtitan", month).runs(pure) for month in ("2026-08", "2026-09", "")]
+    assert known == [True, False, False], "pull request 4794"
+    joined = ParallelLayout(data=8, expert=8, schedule="combined-1f1b")
+    known = [Limits("megatron").runs(replace(joined, recompute=mode)) for mode in ("norms", "mlp", "full")]
+    assert known == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("tool", "layout", "runs"),
+    [
+        # Context and expert ranks of MaxText shard the dense parameters, too.
+        ("maxtext", replace(SHARDED, context=2), True),
+        ("maxtext", ParallelLayout(data=4, context=2), False),
+        ("maxtext", ParallelLayout(data=8, expert=2), False),
+        ("maxtext", ParallelLayout(data=8, zero_stage=1), True),
+        ("maxtext", ParallelLayout(data=8, zero_stage=1, shard_group=4), False),
+        ("llm-foundry", replace(SHARDED, expert=2), True),
+        ("llm-foundry", ParallelLayout(data=8, expert=2), False),
+        ("llm-foundry", replace(SHARDED, expert=2, shard_group=4), False),
+        ("llm-foundry", replace(SHARDED, recompute="full", recompute_every=2), True),
+        # Its chunks of several layers are all computed again.
+        ("neox", ParallelLayout(data=8, recompute="full", recompute_every=2), False),
+        ("neox", ParallelLayout(tensor=2, data=4, sequence_parallel=True), True),
+        ("neox", ParallelLayout(data=8, recompute="full", offload_activations="cpu"), True),
+    ],
+)
+def test_rows_are_what_the_source_of_the_tool_has(tool: Any, layout: ParallelLayout, runs: bool) -> None:
+    assert Limits(tool).runs(layout) is runs
+
+
+def test_what_a_job_asks_of_the_stages_and_experts_of_a_tool_is_named() -> None:
+    stages = ParallelLayout(data=2, pipeline=4, schedule="gpipe")
+    split = replace(SHARDED, tensor=2)
+    for layout, words, changed in (
+        (stages, "24 layers, 6 micro-batches: gpipe takes multiples of its 4 stages", {"batch": 12}),
+        (stages, "", {"batch": 16}),
+        (stages, "22 layers", {"batch": 16, "model.num_layers": 22}),
+        (
+            replace(SHARDED, tensor=2, sequence_parallel=True),
+            "expert_tensor must be 2",
+            {"model": "gpt_oss_20b"},
+        ),
+    ):
+        given = {"model": "gpt3_xl", "system": "dgx-h100", "devices": 16, "batch": 16, **changed}
+        assert words in " ".join(Limits("maxtext").lacks(layout, question_of(given).job))
+        assert bool(words) == bool(Limits("maxtext").lacks(layout, question_of(given).job))

@@ -128,6 +128,7 @@ def test_windows_are_read_with_their_layers_and_what_cannot_be_said_is_named(
         ({"num_attention_heads": 3.5}, "3.5 is not a whole number"),
         ({"hidden_size": [4096]}, "a list is not a whole number"),
         ({"tie_word_embeddings": "maybe"}, "'maybe' is not true or false"),
+        ({"text_config": {"_name_or_path": "vicuna"}}, r"`text_config` has no sizes.*\n.*\n.*json of vicuna"),
     ],
 )
 def test_a_wrong_value_is_refused_at_its_line(imported: Import, change: dict[str, Any], message: str) -> None:
