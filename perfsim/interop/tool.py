@@ -496,6 +496,6 @@ class Tool:
             "not part of a plan: data, tokenizer, learning rate, length of the run, checkpoints",
             *(f"not expressible: {text}" for _, text in self.gaps(chosen)),
         ]
-        values = {row.keys.split()[0]: row.write(chosen) for row in self.rows if row.write is not None}
-        stated = {key: value for key, value in values.items() if value is not None}
+        values = ((row.keys.split()[0], row.write(chosen)) for row in self.rows if row.write is not None)
+        stated = {key: value for key, value in values if value is not None}
         return self.render([f"{self.comment}{comment}" for comment in comments], nested(stated))

@@ -101,7 +101,6 @@ def test_rows_are_what_the_source_of_the_tool_has(tool: Any, layout: ParallelLay
 
 def test_what_a_job_asks_of_the_stages_and_experts_of_a_tool_is_named() -> None:
     stages = ParallelLayout(data=2, pipeline=4, schedule="gpipe")
-    split = replace(SHARDED, tensor=2)
     for layout, words, changed in (
         (stages, "24 layers, 6 micro-batches: gpipe takes multiples of its 4 stages", {"batch": 12}),
         (stages, "", {"batch": 16}),
