@@ -354,6 +354,14 @@ def tools_page() -> str:
     return "\n".join([*parts, *trainers_part(), *kinds_part()])
 
 
+TENSOR_OF_EXPERTS = {
+    "any": "",
+    "alone": "Without expert ranks its tensor ranks divide every expert.",
+    "all": "Its tensor ranks divide every expert.",
+    "none": "It trains no experts next to tensor ranks.",
+}
+
+
 def trainers_part() -> Iterator[str]:
     """What each tool that trains runs, by release: the table that limits plans and what is emitted."""
     yield "## What tools run\n"
@@ -368,9 +376,12 @@ def trainers_part() -> Iterator[str]:
             )
             needs += f"no multiple of {' × '.join(row.multiple_of)}" if row.multiple_of else ""
             since = f"{row.release}, {row.since or 'no known month'}"
+            since += f", until {row.until}" if row.until else ""
             yield f"| `{row.axis}` | {values} | `{row.setting}` | {since} | {needs} |"
-        if trainer.divides_experts:
-            yield "\nWithout expert ranks its tensor ranks divide every expert."
+        if words := TENSOR_OF_EXPERTS[trainer.tensor_of_experts]:
+            yield f"\n{words}"
+        if trainer.even:
+            yield f"\nIts {trainer.even[0]} has multiples of its stages as layers and micro-batches."
         if trainer.filled:
             yield f"\nIts {' and '.join(trainer.filled)} take as many micro-batches as stages, or more."
         if trainer.no_experts_in:

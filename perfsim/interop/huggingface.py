@@ -370,8 +370,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
             source.line_of("model_type"),
         )
     settings.ignore(*METADATA)
-    if section and not settings.has(*HIDDEN.split()):
-        other = settings.text("_name_or_path", default=f"the {family} model whose sizes it takes")
+    if section and not settings.has(*HIDDEN.split(), *LAYERS.split(), *HEADS.split()):
+        other = settings.text("_name_or_path") or f"the {family} that is its default"
         source.refuse(
             f"`{section}` has no sizes of its own: code of transformers takes those of {other}",
             f"import the config.json of {other}, or add its sizes to `{section}`",

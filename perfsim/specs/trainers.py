@@ -265,8 +265,8 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
         "MaxText",
         "AI-Hypercomputer/maxtext, src/MaxText/configs/base.yml (logical_axis_rules) and types.py",
         (
-            Runs("zero_stage", "ici_fsdp_parallelism, dcn_fsdp_parallelism", *_MAX_2023, (3,), _ALONE),
             Runs("zero_stage", "shard_optimizer_over_data", *_MAX_2025, (1,)),
+            Runs("zero_stage", "ici_fsdp_parallelism, dcn_fsdp_parallelism", *_MAX_2023, (3,), _ALONE),
             Runs("shard_group", "dcn_data_parallelism", *_MAX_2023, None, _ZERO_3, ("context", "expert")),
             Runs("tensor", "ici_tensor_parallelism", *_MAX_2023),
             Runs("sequence_parallel", "ici_tensor_sequence_parallelism", "", "MaxText 2025"),
