@@ -355,10 +355,9 @@ def tools_page() -> str:
 
 
 TENSOR_OF_EXPERTS = {
-    "any": "",
+    "if asked": "",
     "alone": "Without expert ranks its tensor ranks divide every expert.",
-    "all": "Its tensor ranks divide every expert.",
-    "none": "It trains no experts next to tensor ranks.",
+    "always": "Its tensor ranks divide every expert.",
 }
 
 
@@ -378,7 +377,7 @@ def trainers_part() -> Iterator[str]:
             since = f"{row.release}, {row.since or 'no known month'}"
             since += f", until {row.until}" if row.until else ""
             yield f"| `{row.axis}` | {values} | `{row.setting}` | {since} | {needs} |"
-        if words := TENSOR_OF_EXPERTS[trainer.tensor_of_experts]:
+        if words := TENSOR_OF_EXPERTS[trainer.divides_experts]:
             yield f"\n{words}"
         if trainer.even:
             yield f"\nIts {trainer.even[0]} has multiples of its stages as layers and micro-batches."

@@ -522,8 +522,8 @@ RECIPE: tuple[Row, ...] = (
     Row.refuses("layout.shard_group", "muon on groups of {}", when=_is_muon),
     Row.lacks(
         "recipe.optimizer",
-        "gradients that are reduced to shards, and parameters gathered ahead: {} all-reduces and waits",
-        when=lambda c: c.layout.zero_stage and _is_muon(c),
+        "ZeRO of {}: it all-reduces gradients",
+        when=lambda c: _is_muon(c) and c.layout.zero_stage,
     ),
     Row.refuses(
         "runtime.overlap_param_gather",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from perfsim.base.dates import existed
 from perfsim.specs.layout import AXES, OF_MODULES, RECOMPUTED, ParallelLayout, written
+from perfsim.specs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from perfsim.specs.recipe import Job
@@ -73,8 +74,8 @@ class _Trainer:
     source: str
     """Where its settings stand."""
     rows: tuple[Runs, ...] = ()
-    tensor_of_experts: Literal["any", "alone", "all", "none"] = "any"
-    """Layouts in which tensor ranks divide experts: without expert ranks (alone), or all; none has both."""
+    divides_experts: Literal["if asked", "alone", "always"] = "if asked"
+    """Whether tensor ranks divide every expert; alone: where no expert ranks divide their number."""
     no_experts_in: Collection[str] = ()
     """Precisions in which it runs no expert parallelism."""
     filled: Collection[str] = ()
@@ -212,10 +213,8 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (3,), {**_ALONE, "tensor": (1,)}),
             Runs("recompute", "checkpoint_activations", *_NEOX_1, ("full",)),
             Runs("offload_activations", "checkpoint_in_cpu", *_NEOX_1, _CPU, _FULL),
-            Runs("sequence_parallel", "sequence_parallel", "", "GPT-NeoX of 2024"),
             Runs("expert", "moe_expert_parallel_size", "", "GPT-NeoX 2.0", needs=_DS_MOE),
         ),
-        tensor_of_experts="none",
     ),
     "torchtitan": _Trainer(
         "torchtitan",
@@ -246,7 +245,7 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("offload_optimizer", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
             Runs("offload_param", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
         ),
-        tensor_of_experts="alone",
+        divides_experts="alone",
         filled=("1f1b", "gpipe", "dualpipev"),  # as in torch.distributed.pipelining
     ),
     "llm-foundry": _Trainer(
@@ -279,7 +278,7 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("schedule", "num_pipeline_microbatches", *_MAX_2024, ("gpipe",)),
             Runs("recompute", "remat_policy full", *_MAX_2023, ("full",)),
         ),
-        tensor_of_experts="all",
+        divides_experts="always",
         even=("gpipe",),
     ),
     "modelzoo": _Trainer("Cerebras Model Zoo", "Cerebras/modelzoo"),
@@ -326,41 +325,27 @@ class Limits:
     def lacks_of(self, layout: ParallelLayout, job: Job) -> Iterator[str]:
         """What of a job it cannot divide so, in words: experts, micro-batches and windows."""
         trainer = TRAINERS[self.tool]
-        optimizer = job.recipe.optimizer
-        kept = trainer.on_cpu or (optimizer,)
+        recipe = job.recipe
         stages = layout.num_stages
         passes = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        if job.model.experts is not None:
-            yield from self._lacks_of_experts(layout, job)
-        if optimizer == "muon" and layout.zero_stage > 1:
-            yield f"zero_stage {layout.zero_stage}: no tool shards gradients of muon; its values are 0 and 1"
-        if layout.offload_optimizer != "none" and optimizer not in kept:
-            yield f"{optimizer} on CPUs: it keeps {' and '.join(kept)} there"
+        divides = trainer.divides_experts in ("always", "alone" if layout.expert == 1 else "always")
+        if job.model.experts is not None and divides and layout.expert_tensor != layout.tensor:
+            yield f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts where expert is 1"
+        if layout.expert > 1 and recipe.precision in trainer.no_experts_in:
+            yield f"expert parallelism in {recipe.precision}: it has none"
+        wide = recipe.precision in ("fp32", "tf32") or recipe.expert_dispatcher == "all_gather"
+        if layout.schedule in _JOINED and (wide or layout.expert == 1 or job.model.mtp_num_layers > 1):
+            yield f"{layout.schedule}: an all-to-all of expert ranks in 16 bits, one token predicted ahead"
+        if recipe.optimizer == "muon" and layout.zero_stage > 1:
+            yield f"zero_stage {layout.zero_stage} of muon: its values are 0 and 1"
+        if layout.offload_optimizer != "none" and recipe.optimizer not in (trainer.on_cpu or OPTIMIZERS):
+            yield f"{recipe.optimizer} on CPUs: it keeps {' and '.join(trainer.on_cpu or ())} there"
         if layout.schedule in trainer.filled and passes < stages > 1:
             yield f"{passes} micro-batches: {layout.schedule} takes as many as stages, {stages}"
         if layout.schedule in trainer.even and (job.model.num_layers % stages or passes % stages):
-            whole = f"{job.model.num_layers} layers, {passes} micro-batches"
-            yield f"{whole}: {layout.schedule} takes multiples of its {stages} stages"
+            yield f"{job.model.num_layers} layers, {passes} micro-batches: it takes multiples of {stages}"
         if layout.context > 1 and layout.context_exchange == "ring" and job.model.sliding_window is not None:
             yield "context_exchange ring: the ring of no tool attends in a window; its values are all_to_all"
-
-    def _lacks_of_experts(self, layout: ParallelLayout, job: Job) -> Iterator[str]:
-        """How it cannot divide experts, or compute next to the exchange of their rows."""
-        trainer = TRAINERS[self.tool]
-        alone = trainer.tensor_of_experts == "alone" and layout.expert == 1
-        if (alone or trainer.tensor_of_experts == "all") and layout.expert_tensor != layout.tensor:
-            other = f", or expert a multiple of {layout.tensor}" if alone and layout.tensor > 1 else ""
-            yield f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts{other}"
-        if trainer.tensor_of_experts == "none" and layout.tensor > 1:
-            yield f"tensor {layout.tensor} with experts: its values are 1"
-        precision = job.recipe.precision
-        if layout.expert > 1 and precision in trainer.no_experts_in:
-            yield f"expert parallelism in {precision}: it has none"
-        all_to_all = layout.expert > 1 and job.recipe.expert_dispatcher != "all_gather"
-        narrow = all_to_all and precision not in ("fp32", "tf32")
-        if layout.schedule in _JOINED and not (narrow and job.model.mtp_num_layers <= 1):
-            words = "it joins passes over an all-to-all of expert ranks in 16 bits, one token predicted ahead"
-            yield f"schedule {layout.schedule}: {words}"
 
 
 def _in_use(layout: ParallelLayout, axis: str) -> bool:

@@ -473,20 +473,17 @@ def _combined(
     inside = topology.devices_per_node // tensor
     zeros = [0, 1, GRADIENTS_SHARDED, SHARDED] if replicas > 1 else [0]
     zeros = [stage for stage in zeros if stage < SHARDED or pipeline == 1]  # 3 gathers layers on every rank
-    zeros = zeros if zero_stage is None else [zero_stage]
-    zeros = [stage for stage in zeros if _takes(job, ParallelLayout(zero_stage=stage))]
-    sharded = [(stage, replicas) for stage in zeros]
-    if SHARDED in zeros and 1 < inside < replicas and replicas % inside == 0:
+    sharded = [(stage, replicas) for stage in (zeros if zero_stage is None else [zero_stage])]
+    if sharded[-1][0] == SHARDED and 1 < inside < replicas and replicas % inside == 0:
         sharded.append((SHARDED, inside))
-
-    schedule = divisions[int(numbers[0])].schedule
 
     def runs_sharded(stage: int, ranks: int, expert: int = 1, shared: int = 1) -> bool:
         group = None if ranks == replicas else ranks
-        of_ranks = {"shard_group": group, "pipeline": pipeline, "context": context, "tensor": tensor}
-        of_ranks |= {"zero_stage": stage, "expert": expert, "expert_tensor": shared}
+        of_ranks: dict[str, Any] = {"pipeline": pipeline, "schedule": divisions[int(numbers[0])].schedule}
+        of_ranks |= {"shard_group": group, "context": context, "tensor": tensor, "zero_stage": stage}
+        of_ranks |= {"expert": expert, "expert_tensor": shared, "context_exchange": EXCHANGES[exchange]}
         of_ranks |= {"data": min(data, 2), "sequence_parallel": splits[-1:] == [1]}  # whether it has replicas
-        return runs(schedule=schedule, context_exchange=EXCHANGES[exchange], **of_ranks)
+        return _takes(job, ParallelLayout(zero_stage=stage)) and runs(**of_ranks)
 
     splits = [split for split in splits if runs(tensor=tensor, sequence_parallel=bool(split))]
     sharded = [pair for pair in sharded if runs_sharded(*pair)]
