@@ -358,6 +358,7 @@ TENSOR_OF_EXPERTS = {
     "if asked": "",
     "alone": "Without expert ranks its tensor ranks divide every expert.",
     "always": "Its tensor ranks divide every expert.",
+    "never": "It trains no experts next to tensor ranks.",
 }
 
 

@@ -62,9 +62,7 @@ def must_exist(path: Path) -> None:
 
 def check_folder(path: Path, option: str = "--out") -> None:
     """Raise InputError unless files can be written into this folder, which need not exist yet."""
-    nearest = next(
-        parent for parent in (path, *path.parents, Path()) if parent.exists() or parent.is_symlink()
-    )
+    nearest = next(place for place in (path, *path.parents, Path()) if place.exists() or place.is_symlink())
     if not nearest.is_dir():
         raise _refused(option, path, f"{nearest} is no folder")
     probe = nearest / f".perfsim-{os.getpid()}-{next(_NUMBERS)}"

@@ -124,9 +124,7 @@ class LossLaw(Spec):
 
         Raises PlanError for too small a model, InputError for another corpus or a point outside the runs.
         """
-        others = ", ".join(
-            f"{name} ({other.corpus})" for name, other in LOSS_LAWS.items() if name != self.name
-        )
+        others = ", ".join(f"{name} ({law.corpus})" for name, law in LOSS_LAWS.items() if name != self.name)
         if corpus and _plain(corpus) != _plain(self.corpus):
             raise InputError(
                 f"loss law '{self.name}' is of {self.corpus}, not of {corpus}: a loss belongs to its corpus "

@@ -168,9 +168,7 @@ def _lines_account(
         | dict.fromkeys(names[at_least].tolist(), _AT_FLOOR)
         | estimates.assumed
     )
-    return fitting.Account(
-        estimates.errors, {name: reasons[name] for name in names.tolist() if name in reasons}
-    )
+    return fitting.Account(estimates.errors, {op: reasons[op] for op in names.tolist() if op in reasons})
 
 
 def _fit_lines(

@@ -206,9 +206,7 @@ class SoftL1:
     def jacobian(predict: Callable[[Floats], Floats], logs: Floats, step: float = _STEP) -> Floats:
         """Derivative of log seconds by log constant, by central differences; one column per constant."""
         shifts = step * np.eye(logs.size)
-        return np.stack(
-            [(predict(logs + shift) - predict(logs - shift)) / (2 * step) for shift in shifts], axis=1
-        )
+        return np.stack([(predict(logs + by) - predict(logs - by)) / (2 * step) for by in shifts], axis=1)
 
     def errors(self, jacobian: Floats, *, few: bool = True) -> Floats:
         """Standard errors of log constants; `few` allows for few clusters per constant."""

@@ -183,9 +183,7 @@ def fit_steps(
     recorded = {name: value for run in runs for name, value in run.recorded.items()}
     start = {name: value for name, value in recorded.items() if name.partition(" of ")[0] in fields}
     cases = [run.placed.case for run in runs]
-    distinct = {
-        repr((case.system, case.model, case.strategy, case.parallel, case.training)) for case in cases
-    }
+    distinct = {repr((own.system, own.model, own.strategy, own.parallel, own.training)) for own in cases}
     need_more_than(len(start), len(distinct), paths[0], "different runs on GPUs")
     weight = family_weight([case.family for case in cases])
     measured_s = np.array([case.measured.step_time_s for case in cases])

@@ -197,9 +197,7 @@ class ExecutionTrace:
         """
         graph = trace.graph
         owners = [_ranks(stream) for stream in graph.streams]
-        groups = [
-            work.group.ranks if work.kind is Kind.COMM_COLL and work.group else () for work in graph.works
-        ]
+        groups = [own.group.ranks if own.kind is Kind.COMM_COLL and own.group else () for own in graph.works]
         inside: dict[int, NDArray[np.bool_]] = {}
         for rank in sorted({rank for of_stream in owners for rank in of_stream}):
             # Devices that all ranks share (MemoryX) are in all traces, a collective in those of its members.

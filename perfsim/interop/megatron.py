@@ -30,9 +30,7 @@ from perfsim.strategies.schedules import JOINED
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
 RECOMPUTES = ("full", "selective")
-MODULES = {
-    mode: tuple(sorted(modules)) for mode, modules in RECOMPUTED.items() if mode not in ("none", "full")
-}
+MODULES = {mode: tuple(sorted(names)) for mode, names in RECOMPUTED.items() if mode not in ("none", "full")}
 """The modules that selective recompute runs again."""
 WITH_OFFLOAD = ("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}

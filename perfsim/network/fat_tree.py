@@ -217,9 +217,7 @@ class FatTree(Topology):
         """Rated latency of a hop over links of these kinds, there and back, beyond what is described."""
         described = self._latencies_s
         rated = self.edges.usual.seconds
-        late_s = [
-            rated[kind][way] - described[kind][way] for kind in kinds if kind in rated for way in (0, 1)
-        ]
+        late_s = [rated[own][way] - described[own][way] for own in kinds if own in rated for way in (0, 1)]
         return math.fsum(late_s) / (2 if self.full_mesh and kinds == ("scale_up",) else 1)
 
     @cached_property

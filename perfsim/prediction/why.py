@@ -66,9 +66,7 @@ class Why:
         machine = machine_of(plan.system)
         roof = machine.roof(plan, graph, step.costs, step.duration_s)
         inside = [part for part in INSIDE if part in parts]
-        waits = [
-            part for part in sorted(parts, key=lambda part: -parts[part]) if part not in ("compute", *inside)
-        ]
+        waits = [own for own in sorted(parts, key=lambda own: -parts[own]) if own not in ("compute", *inside)]
         cause = max(("compute", ROWS, ATTENTION), key=lambda part: parts.get(part, 0.0))
         lane = None
         rows_s = parts.get(ROWS, 0.0)

@@ -813,9 +813,7 @@ class Interpreter:
 
     def memoryx_read(self, task: Task) -> None:
         """MemoryX sends the weights of a block from DRAM, where flash may have staged them."""
-        staged = any(
-            self.graph.task(self.graph.writer[handle]).work.op == "flash_read" for handle in task.reads
-        )
+        staged = any(self.graph.task(self.graph.writer[read]).work.op == "flash_read" for read in task.reads)
         sources = [] if staged else [self.cell("weights", task.block)]
         self.move(sources, message=Message("parameters", "made", blocks=(task.block,)))
 

@@ -592,9 +592,7 @@ class Block:
         for name in names:
             if name not in self.parts:
                 tape = Tape(weights, share, self.results, given or {})
-                takes = {
-                    taken: Node(self.values[taken]) for taken in PARTS[name].takes if taken in self.values
-                }
+                takes = {own: Node(self.values[own]) for own in PARTS[name].takes if own in self.values}
                 if makes := PARTS[name].carried_out(tape, takes):
                     self.parts[name] = _Part(takes, makes, tape)
             if name in self.parts:

@@ -492,9 +492,7 @@ def _basis(result: answers.StudyResult) -> Iterator[Section]:
     """What the answer rests on: plans, inputs and published runs."""
     # The plan stands next to its first remark only.
     candidates = result.candidates
-    rows = [
-        ("" if number else own.short, note) for own in candidates for number, note in enumerate(own.notes)
-    ]
+    rows = [("" if nth else own.short, note) for own in candidates for nth, note in enumerate(own.notes)]
     lead = "What to know before a plan is used: where its state is kept, safer choices."
     remarks = Table.of(("plan", "remark"), rows)
     yield Section("Remarks on the plans", lead, table=remarks, slug="remarks", short="Remarks")

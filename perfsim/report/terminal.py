@@ -204,9 +204,7 @@ def proof_lines(answer: Mapping[str, Any]) -> list[str]:
         | {name: (text.COUNT, name) for name in ("ranks", "tasks", "orders")}
         | {"error": (_ERROR, lambda own: own["max_relative_error"] if own["passed"] else "WRONG")},
     )
-    faults = [
-        f"* {name}, {layout['layout']}: {fault}" for name, layout in proofs for fault in layout["faults"]
-    ]
+    faults = [f"* {name}, {own['layout']}: {fault}" for name, own in proofs for fault in own["faults"]]
     left_out = dict.fromkeys(part for _, layout in proofs for part in layout["not_executed"])
     wrong = sum(not layout["passed"] for _, layout in proofs)
     done = f"{text.integer(answer['tasks'])} tasks on all ranks, {answer['steps']} optimizer steps"

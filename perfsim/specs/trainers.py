@@ -74,8 +74,8 @@ class _Trainer:
     source: str
     """Where its settings stand."""
     rows: tuple[Runs, ...] = ()
-    divides_experts: Literal["if asked", "alone", "always"] = "if asked"
-    """Whether tensor ranks divide every expert; alone: where no expert ranks divide their number."""
+    divides_experts: Literal["if asked", "alone", "always", "never"] = "if asked"
+    """Whether tensor ranks divide every expert; alone: without expert ranks; never: it has not both."""
     no_experts_in: Collection[str] = ()
     """Precisions in which it runs no expert parallelism."""
     filled: Collection[str] = ()
@@ -213,8 +213,10 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (3,), {**_ALONE, "tensor": (1,)}),
             Runs("recompute", "checkpoint_activations", *_NEOX_1, ("full",)),
             Runs("offload_activations", "checkpoint_in_cpu", *_NEOX_1, _CPU, _FULL),
+            Runs("sequence_parallel", "sequence_parallel", "", "GPT-NeoX of 2024"),
             Runs("expert", "moe_expert_parallel_size", "", "GPT-NeoX 2.0", needs=_DS_MOE),
         ),
+        divides_experts="never",  # no source shows its MoE next to sequence_parallel
     ),
     "torchtitan": _Trainer(
         "torchtitan",
@@ -255,6 +257,7 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
             Runs("zero_stage", "fsdp_config.sharding_strategy", *_FOUNDRY, (2, 3)),
             Runs("shard_group", "fsdp_config.sharding_strategy HYBRID_SHARD", *_FOUNDRY, needs=_ZERO_2),
             Runs("recompute", "fsdp_config.activation_checkpointing", *_FOUNDRY, ("full",)),
+            Runs("recompute", "activation_checkpointing_target mptmlp", "", "llm-foundry 0.6", ("mlp",)),
             Runs("recompute_every", "activation_checkpointing_target", "", "llm-foundry 0.6", needs=_FULL),
             Runs("offload_activations", "fsdp_config.activation_cpu_offload", *_FOUNDRY, _CPU),
             Runs("expert", "ffn_config.moe_world_size", "2024-03", "llm-foundry 0.6", needs=_SHARDED_BY_ALL),
@@ -331,6 +334,8 @@ class Limits:
         divides = trainer.divides_experts in ("always", "alone" if layout.expert == 1 else "always")
         if job.model.experts is not None and divides and layout.expert_tensor != layout.tensor:
             yield f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts where expert is 1"
+        if job.model.experts is not None and layout.tensor > 1 and trainer.divides_experts == "never":
+            yield f"tensor {layout.tensor} with experts: its values are 1"
         if layout.expert > 1 and recipe.precision in trainer.no_experts_in:
             yield f"expert parallelism in {recipe.precision}: it has none"
         wide = recipe.precision in ("fp32", "tf32") or recipe.expert_dispatcher == "all_gather"

@@ -511,7 +511,7 @@ def _blocks(share: int, pipeline: int, microbatches: int) -> Iterator[list[Slot]
         yield [slot for _, slot in sorted(slots)]
 
 
-def _in_controlled_memory(share: int, rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
+def _in_given_memory(share: int, rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
     """`v-half` or `v-min`."""
     return _controlled(share, pipeline, microbatches)[rank]
 
@@ -531,12 +531,8 @@ _ROWS = (
     Schedule("zbv", _zbv, 0.0, CHUNKS, (*_SPLIT_V, "skewed"), fills=2),
     Schedule("dualpipev", _dual_v, 1 / 3, CHUNKS, (*_SPLIT_V, "fills_only", "joins"), fills=2),
     # That more than 2 p micro-batches do not change their peaks was tried to 20 ranks.
-    Schedule(
-        "v-half", partial(_in_controlled_memory, _HALF), 1.0, CHUNKS, (*_SPLIT_V, "fills_only"), fills=2
-    ),
-    Schedule(
-        "v-min", partial(_in_controlled_memory, _THIRD), 4 / 3, CHUNKS, (*_SPLIT_V, "fills_only"), fills=2
-    ),
+    Schedule("v-half", partial(_in_given_memory, _HALF), 1.0, CHUNKS, (*_SPLIT_V, "fills_only"), fills=2),
+    Schedule("v-min", partial(_in_given_memory, _THIRD), 4 / 3, CHUNKS, (*_SPLIT_V, "fills_only"), fills=2),
 )
 SCHEDULES: dict[str, Schedule] = {row.name: row for row in _ROWS}
 JOINED = {"1f1b": "combined-1f1b", "interleaved": "combined-interleaved", "zbv": "dualpipev"}

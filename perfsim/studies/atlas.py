@@ -99,9 +99,7 @@ class Atlas:
             for point, of in zip(points, rates, strict=True)
         }
         unit = "kW" if rate == POWER else points[0].study.prices.currency
-        alone = {
-            group[0].first.study.model.name: names[group[0].machine] for group in targets if len(group) == 1
-        }
+        alone = {own[0].first.study.model.name: names[own[0].machine] for own in targets if len(own) == 1}
         return cls(tuple(places), rate, unit, path, machines, alone)
 
     @property

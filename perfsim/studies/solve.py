@@ -570,9 +570,7 @@ class _Search:
         """Neighbours: the first meets the conditions, the second not; `refused` ones of the grid do not."""
         counted = self.grid if refused else ()
         known = sorted(self.tried.items())
-        met = {
-            index: row.miss(level) <= 0 for index, row in known if row.misses is not None or index in counted
-        }
+        met = {at: row.miss(level) <= 0 for at, row in known if row.misses is not None or at in counted}
         return [
             (low, high) if met[low] else (high, low) for low, high in pairwise(met) if met[low] != met[high]
         ]

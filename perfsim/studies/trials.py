@@ -251,9 +251,7 @@ def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
     """The innermost values that differ; a description of another name is one value."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         # The name of a description, without the mark of a changed one.
-        names = [
-            str(part.get("name")).partition(" (changed)")[0].partition(" with ")[0] for part in (old, new)
-        ]
+        names = [str(own.get("name")).partition(" (changed)")[0].partition(" with ")[0] for own in (old, new)]
         if path and names[0] != names[1]:
             yield path, old, new
             return

@@ -50,17 +50,13 @@ class RankColumns(NamedTuple):
     def largest_of(self, of_kinds: Floats) -> Floats:
         """The largest of the layers that every rank holds, given a layer of each kind in a column."""
         counts = self.kinds or (self.layers,)
-        parts = [
-            np.where(count > 0, of_kinds[..., kind : kind + 1], 0.0) for kind, count in enumerate(counts)
-        ]
+        parts = [np.where(count > 0, of_kinds[..., nth : nth + 1], 0.0) for nth, count in enumerate(counts)]
         return np.asarray(np.maximum.reduce(parts))
 
     def rows(self, rows: Ints, width: int | None = None) -> RankColumns:
         """The first ranks of these rows, or all; each rank of all rows is contiguous, which is fast."""
         columns: tuple[NDArray[Any], ...] = (*self[:5], *self.kinds)
-        return RankColumns.of(
-            np.moveaxis(column[:, :width].T.take(rows, axis=1), 0, -1) for column in columns
-        )
+        return RankColumns.of(np.moveaxis(own[:, :width].T.take(rows, axis=1), 0, -1) for own in columns)
 
 
 @dataclass(frozen=True)
@@ -110,9 +106,7 @@ class Division:
     @cached_property
     def of_ranks(self) -> list[list[int]]:
         """The layers of every rank in the order of the forward."""
-        return [
-            [layer for stage in stages for layer in self.stages[stage]] for stages in self.placement.stages
-        ]
+        return [[layer for at in stages for layer in self.stages[at]] for stages in self.placement.stages]
 
     def recomputed(self, every: int) -> Bools:
         """Whether each layer is recomputed, where one in `every` layers of the longest virtual stage is.

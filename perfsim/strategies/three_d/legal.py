@@ -88,11 +88,9 @@ def _of_zero(layout: ParallelLayout) -> Iterator[_Broken]:
         words = f"zero_stage {stage} is not available; allowed: {', '.join(map(str, ZERO_STAGES))}"
         yield words, [{"zero_stage": SHARDED}]
     if stage == SHARDED and layout.pipeline > 1:
-        words = (
-            f"zero_stage 3 gathers every layer on every rank, so pipeline must be 1, not {layout.pipeline}"
-        )
+        said = f"zero_stage 3 gathers every layer on every rank, so pipeline must be 1, not {layout.pipeline}"
         replicas = {"pipeline": 1, "data": layout.data * layout.pipeline}
-        yield words, [replicas, {"zero_stage": GRADIENTS_SHARDED}]
+        yield said, [replicas, {"zero_stage": GRADIENTS_SHARDED}]
     group = layout.shard_group
     ranks = layout.replicas
     if group is not None and not stage:
@@ -157,10 +155,8 @@ def _of_context(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
         )
         yield words, []
     if layout.recompute == "selective":
-        words = (
-            f"context {context}: fused attention keeps no scores to recompute; take recompute none or full"
-        )
-        yield words, [{"recompute": "none"}, {"recompute": "full"}]
+        said = f"context {context}: fused attention keeps no scores to recompute; take recompute none or full"
+        yield said, [{"recompute": "none"}, {"recompute": "full"}]
 
 
 def _of_experts(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
@@ -264,10 +260,8 @@ def _of_offload(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator
         )
         yield words, [{"zero_stage": 1}]
     if layout.offload_activations != "none" and layout.pipeline > 1:
-        words = (
-            f"offload_activations has one micro-batch in flight: pipeline must be 1, not {layout.pipeline}"
-        )
-        yield words, [{"offload_activations": "none"}]
+        said = f"offload_activations has one micro-batch in flight: pipeline must be 1, not {layout.pipeline}"
+        yield said, [{"offload_activations": "none"}]
     host = topology.system.node.host
     name = topology.system.name
     if host is None and layout.offloads:

@@ -490,12 +490,10 @@ def _combined(
     of_divisions = [
         [
             (mode, every)
-            for mode, every in _recompute_modes(job, max(division.layers))
-            if runs(
-                pipeline=pipeline, schedule=division.schedule, recompute=MODES[mode], recompute_every=every
-            )
+            for mode, every in _recompute_modes(job, max(own.layers))
+            if runs(pipeline=pipeline, schedule=own.schedule, recompute=MODES[mode], recompute_every=every)
         ]
-        for division in map(divisions.__getitem__, numbers.tolist())
+        for own in map(divisions.__getitem__, numbers.tolist())
     ]
     modes = sorted(set(chain(*of_divisions)))
     if not (experts and sharded and splits and modes):

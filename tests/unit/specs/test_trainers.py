@@ -89,6 +89,7 @@ def test_a_release_runs_what_it_brought() -> None:
         ("llm-foundry", ParallelLayout(data=8, expert=2), False),
         ("llm-foundry", replace(SHARDED, expert=2, shard_group=4), False),
         ("llm-foundry", replace(SHARDED, recompute="full", recompute_every=2), True),
+        ("neox", ParallelLayout(tensor=2, data=4, sequence_parallel=True), True),
         # Its chunks of several layers are all computed again.
         ("neox", ParallelLayout(data=8, recompute="full", recompute_every=2), False),
         ("neox", ParallelLayout(data=8, recompute="full", offload_activations="cpu"), True),
