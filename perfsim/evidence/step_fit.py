@@ -177,9 +177,7 @@ def fit_steps(
         raise InputError(f"{unknown[0]} is no constant of a fit; there are {', '.join(_CONSTANTS)}")
     catalog = default_catalog()
     runs = [run for path in paths for run in _gpu_runs(path, device, catalog, most_devices)]
-    fields = only or [
-        field for field, row in _CONSTANTS.items() if row.shared_by == "device" or not device_only
-    ]
+    fields = only or [key for key, row in _CONSTANTS.items() if row.shared_by == "device" or not device_only]
     recorded = {name: value for run in runs for name, value in run.recorded.items()}
     start = {name: value for name, value in recorded.items() if name.partition(" of ")[0] in fields}
     cases = [run.placed.case for run in runs]

@@ -253,11 +253,9 @@ def flags_of(
     # Lines that begin with a flag count as one command.
     bare = [command for command in script.commands if command and command[0].startswith("--")]
     commands.append([word for command in bare for word in command])
-    has_it = (
-        words for words in commands if needed in [word.split("=")[0].replace("_", "-") for word in words]
-    )
+    has = (words for words in commands if needed in [word.split("=")[0].replace("_", "-") for word in words])
     # Where no command has it, as in a file of argument arrays, the flags of all variables are taken.
-    words = next(has_it, " ".join(variables.values()).split())
+    words = next(has, " ".join(variables.values()).split())
     flags: dict[str, str | bool] = {}
     name = ""
     for word, following in pairwise([*words, "--"]):

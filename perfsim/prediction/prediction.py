@@ -114,9 +114,7 @@ class Prediction:
         return f"<{self.model} on {self.label}: {layout}batch {self.global_batch_size:,}, {speed}>"
 
     def _repr_html_(self) -> str:
-        cells = [
-            f"<td>{escape(part)}</td><td>{part_s:.4g} s</td>" for part, part_s in self.breakdown_s.items()
-        ]
+        cells = [f"<td>{escape(part)}</td><td>{own_s:.4g} s</td>" for part, own_s in self.breakdown_s.items()]
         return f"<p>{escape(repr(self)[1:-1])}</p><table><tr>{'</tr><tr>'.join(cells)}</tr></table>"
 
     @property

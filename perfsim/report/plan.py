@@ -48,7 +48,7 @@ def _plan_table(planned: Planned) -> Table:
 
 def plan_lines(planned: Planned) -> list[str]:
     """What to run, what it beats, what to measure, the shortlist, what bears on it; other notes counted."""
-    further = len(list(_further(planned)))
+    notes = len(list(_further(planned)))
     return [
         *text.paragraphs(_heading(planned), f"trained by {planned.best.run.training.words}"),
         "",
@@ -58,9 +58,7 @@ def plan_lines(planned: Planned) -> list[str]:
         *_plan_table(planned).lines(),
         "",
         *text.paragraphs(*_deciding(planned)),
-        *text.paragraphs(
-            f"Without effect on the choice: {text.counted(further, 'note')}, with --out FOLDER."
-        ),
+        *text.paragraphs(f"Without effect on the choice: {text.counted(notes, 'note')}, with --out FOLDER."),
     ]
 
 
