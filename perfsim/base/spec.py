@@ -12,8 +12,6 @@ from perfsim.base.errors import CatalogError, Problem, refused_values
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import refusal
 
-GAP = "imported gap"
-"""Begins the keys under `assumed` of an imported model that hold what cannot be expressed."""
 PROSE = frozenset({"description", "sources", "assumed"})
 """Fields that explain a description, and on which no answer depends."""
 CHANGED = "set in Python"

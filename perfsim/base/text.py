@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable
 
 _MOST_DIFFERENT = 20
 """Names whose lengths differ by more are not compared."""
+GAP = "imported gap"
+"""Begins the keys under `assumed` of an imported model that hold what cannot be expressed."""
 OTHER_NAMES = {
     "ddp": "data",
     **dict.fromkeys(("fsdp", "fsdp1", "fsdp2"), "zero3"),

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
-from perfsim.base.spec import GAP, UNNAMED, CatalogSpec, SpecT
-from perfsim.base.text import covering, did_you_mean, nearest
+from perfsim.base.spec import UNNAMED, CatalogSpec, SpecT
+from perfsim.base.text import GAP, covering, did_you_mean, nearest
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog.yaml_tree import Loc, Mark, Node, Scalar
 from perfsim.specs.calibration import Calibration, CollectiveCalibration, FrameworkCalibration

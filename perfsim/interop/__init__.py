@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from perfsim.base.errors import InputError, UnknownNameError
-from perfsim.base.spec import GAP
+from perfsim.base.text import GAP
 from perfsim.specs.trainers import TRAINERS, ToolName
 
 if TYPE_CHECKING:

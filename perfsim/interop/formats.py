@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from perfsim.base.errors import InputError, Problem, refused_values
 from perfsim.base.sizes import MOST_LAYERS
-from perfsim.base.spec import GAP, CatalogSpec
+from perfsim.base.spec import CatalogSpec
+from perfsim.base.text import GAP
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.interop import CHAKRA, READ, tool_named
 from perfsim.interop.nearest_model import Gap

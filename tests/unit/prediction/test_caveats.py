@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.base.spec import GAP
+from perfsim.base.text import GAP
 from perfsim.prediction.bands import Hidden
 from perfsim.prediction.caveats import CODES, Caveat
 from perfsim.prediction.prediction import Prediction
