@@ -86,7 +86,7 @@ VARIANT = "variant"
 LAYOUT = "given layout"
 """The setting of a point with its candidate's fixed layout."""
 RUNTIME = "runtime"
-"""The setting of a point with its candidate's runtime, where candidates have several."""
+"""The setting of a point with its candidate's runtime, where its kind of machine has several."""
 MOST_POINTS = 100_000
 Made = TypeVar("Made")
 
@@ -432,11 +432,11 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
             if not all(suits(path, candidate) for path in fixed):
                 continue
             apart = {VARIANT: name} if name else {}
-            if candidate.layout is not None and (
-                not kinds or kinds.count((candidate.system.name, candidate.strategy)) > 1
-            ):
+            kind = (candidate.system.name, candidate.strategy)
+            if candidate.layout is not None and (not kinds or kinds.count(kind) > 1):
                 apart[LAYOUT] = candidate.layout_words
-            if len({spec.study.runtime_of(machine).name for machine in machines[name]}) > 1:
+            alike = [known for known in machines[name] if (known.system.name, known.strategy) == kind]
+            if len({spec.study.runtime_of(machine).name for machine in alike}) > 1:
                 apart[RUNTIME] = spec.study.runtime_of(candidate).name
             axes = [axis for axis in grid if not axis.of_machine and suits(axis.path, candidate)]
             count = len(candidate.devices) * prod(len(axis.nodes) for axis in axes)

@@ -43,6 +43,7 @@ function duration(seconds) {
 }
 
 const money = (amount) => `${number(amount)} ${CURRENCY}`;
+const energy = (kwh) => (kwh.typical < 1e3 ? ranged(kwh, "kWh") : ranged(scaled(kwh, 1e-3), "MWh"));
 
 // Points of the chosen settings, and what lies between the numbers of devices that were tried.
 function matching(kind) {
@@ -119,7 +120,7 @@ function showPoint(point) {
     ["MFU", `${number(100 * point.mfu)} %`],
     ["memory a device", `${number(point.peak_memory_bytes / 2 ** 30)} GiB`],
     ["device-hours", ranged(bill.device_hours)],
-    ["energy", bill.energy_kwh ? ranged(scaled(bill.energy_kwh, 1e-3), "MWh") : NONE],
+    ["energy", bill.energy_kwh ? energy(bill.energy_kwh) : NONE],
     ["money", price ? ranged(scaled(bill.device_hours, price), CURRENCY) : "give its price"],
     ["limited by", point.limited],
   ]);

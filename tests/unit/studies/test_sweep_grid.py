@@ -110,6 +110,18 @@ def test_values_of_a_grid_are_told_with_the_word_of_their_size(value: float, sai
     assert settings_text((("recipe.tokens", setting_text(value)),)) == f"tokens {said}"
 
 
+def test_a_runtime_tells_points_of_one_kind_of_machine_apart_and_no_two_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "kinds.yaml"
+    recipe = "{extends: llm_2024, name: short, tokens: 1.0e+8}"
+    kinds = ["h200-sxm5-141gb", "mi300x-192gb", "mi300x-192gb, runtime: megatron_core"]
+    for count in (2, 3):
+        rows = "".join(f"    - {{strategy: 3d, devices: 8, system: {kind}}}\n" for kind in kinds[:count])
+        study = f"study: {{extends: gpt3_20b, model: llama32_1b, recipe: {recipe}}}"
+        path.write_text(f"title: t\n{study}\ngrid:\n  candidates:\n{rows}")
+        told = [point.settings.get("runtime") for point in load_sweep(str(path)).points]
+        assert told == [None, *(["primus", "megatron_core"] if count == 3 else [None])]
+
+
 def test_all_that_is_wrong_is_said_at_once(write_sweep: Write) -> None:
     path = write_sweep("  recpe: [1]\n  system.memoryx.server.bandwidth: [100, 1 GB]\n  model: [gpt3_xll]")
     with pytest.raises(CatalogError) as caught:
