@@ -133,6 +133,14 @@ def _expert_layers(settings: Settings) -> tuple[bool, ...]:
     return tuple(pattern)
 
 
+def _hides_shared(chosen: Chosen) -> bool:
+    """Whether shared experts compute while rows travel; Megatron-LM has no flag for it in joined passes."""
+    experts = chosen.job.model.experts
+    shared = experts is not None and experts.shared_ffn_hidden_size > 0 and chosen.layout.expert > 1
+    by_rows = chosen.job.recipe.expert_dispatcher == "all_to_all"
+    return shared and by_rows and chosen.layout.schedule not in JOINED.values()
+
+
 def _write_expert_layers(chosen: Chosen) -> str | None:
     """Which layers have experts, as a list of 0 and 1; None where all or none have."""
     kinds = layer_kinds(chosen.job.model)[: chosen.job.model.num_layers]
@@ -199,6 +207,7 @@ MODEL: tuple[Row, ...] = (
         # DeepEP takes probabilities in fp32 alone.
         Row.spelled("runtime.dispatcher", "moe_enable_deepep", {"deepep": True}),
         Row.spelled("runtime.dispatcher", "moe_router_dtype", {"deepep": "fp32"}),
+        Row("runtime.dispatcher", "moe_shared_expert_overlap", only(_hides_shared)),
         Row.same("recipe.expert_capacity", "moe_expert_capacity_factor"),
         Row.word("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
         Row.same("runtime.grouped_products", "moe_grouped_gemm", usual=False),

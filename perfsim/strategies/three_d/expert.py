@@ -10,8 +10,9 @@ backward [2006.16668, 2101.03961]. Experts are divided over the ranks of tensor,
 - all_gather: every rank gets the tokens of all ranks, and results are reduce-scattered.
 
 Ranks that share an expert (expert tensor parallelism) gather one another's rows before it, and reduce-scatter
-what it makes of them. Compute waits while rows travel, but for shared experts, which need none of them:
-tensor ranks divide these, gather their tokens before them and reduce-scatter what they make.
+what it makes of them. Compute waits while rows travel, but for shared experts next to an all-to-all: for
+other dispatchers Megatron-Core has no `moe_shared_expert_overlap`. Tensor ranks divide shared experts, gather
+tokens before them and reduce-scatter what they make.
 """
 
 from collections.abc import Sequence
@@ -140,6 +141,11 @@ class ExpertGroup(Half):
     def parts(self, which: Which) -> _ExpertWorks:
         return _expert_works(self.part, which, self.mode)
 
+    @property
+    def hides_shared(self) -> bool:
+        """Whether shared experts, if there are any, compute while rows travel."""
+        return self.dispatcher == "all_to_all"
+
     def shared_works(self, which: Which) -> list[Work]:
         """Shared experts between the collectives of the ranks that divide them; none in a layer without."""
         work = self.parts(which).shared
@@ -177,7 +183,7 @@ class ExpertGroup(Half):
     ) -> tuple[Made, Made]:
         """Write a pass; returns what its last task makes, and what the experts make."""
         works = self.parts(which)
-        apart = self.joins or works.shared is not None
+        apart = self.joins or (works.shared is not None and self.hides_shared)
         stream = f"{self.device}/{EXPERT_STREAM}" if apart else self.compute
         begun = self._task(at, works.begin, reads, after)
         first = rows = begun.output

@@ -202,14 +202,18 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: i
 _EXPERTS = LayerKind(experts=True)
 _REPEATS_EXPERTS = np.array([*("moe" in RECOMPUTED[mode] for mode in MODES), True])
 """Whether a mode sends rows to experts again; the last is a full recompute that stops early."""
+_SHARED = {"forward": "shared", "backward": "shared_backward", "dgrad": "shared_inputs"}
+"""Roles of shared experts that compute while rows travel."""
 _HOSTED = ("hosted", "hosted_backward")
 """Roles of what runs while the host waits for the counts of rows."""
 
 
 @lru_cache(maxsize=4096)
-def _router_terms(job: Job, which: Which, roles: Sequence[str], sequences: int, ranks: int) -> Named:
+def _router_terms(
+    job: Job, which: Which, roles: Sequence[str], sequences: int, ranks: int, expert: int
+) -> Named:
     """The begin and the end of a block with experts, and the wait of the host."""
-    group = _experts(job, sequences, ranks)
+    group = _experts(job, sequences, ranks, expert)
     parts = group.parts(which)
     both = parts.begin, parts.end
     named: dict[str, Sequence[Work]] = {role: both for role in roles if role not in _HOSTED}
@@ -219,8 +223,9 @@ def _router_terms(job: Job, which: Which, roles: Sequence[str], sequences: int, 
 @lru_cache(maxsize=4096)
 def _shared_terms(job: Job, which: Which, roles: Sequence[str], *degrees: int) -> Named:
     """Shared experts with their collectives, by `tensor` to `context` of `layout_of`."""
-    works = RankShare(job, layout_of(*degrees)).experts(_EXPERTS).shared_works(which)
-    return dict.fromkeys(roles, works)
+    group = RankShare(job, layout_of(*degrees)).experts(_EXPERTS)
+    named = roles if group.hides_shared else [role for role in roles if role not in _SHARED.values()]
+    return dict.fromkeys(named, group.shared_works(which))
 
 
 @lru_cache(maxsize=4096)
@@ -420,6 +425,9 @@ class Passes:
         ranks = tensor * context
         common = np.gcd(micro_batch, ranks)
         routed = micro_batch // common, ranks // common
+        # What leaves an expert rank is rows, or with DeepEP tokens, however many ranks there are.
+        sends_tokens = job.recipe.expert_dispatcher == "deepep"
+        leaving = np.minimum(divided[0], 2) if sends_tokens else np.ones_like(ranks)
         runs: tuple[tuple[Which, Sequence[str], Bools], ...] = (
             ("forward", ("forward", "hosted"), has_experts),
             ("backward", ("backward", "hosted_backward"), has_experts & ~split),
@@ -429,14 +437,13 @@ class Passes:
         for mode in np.unique(modes[~_REPEATS_EXPERTS[modes] & (modes > 0)]).tolist():
             where = has_experts & (modes == mode)
             self._terms.add((*routed, *divided), partial(_apart_terms, job, MODES[mode]), where)
-        apart = {"forward": ("shared",), "backward": ("shared_backward",), "dgrad": ("shared_inputs",)}
         predicts = np.array([kind.mtp for kind in distinct_kinds(job.model)])[number]
         for which, roles, where in runs:
             if which != "recompute":
                 head = partial(_further_head_terms, job, which, roles)
                 self._terms.add(degrees[:4], head, where & predicts)
-            self._terms.add(routed, partial(_router_terms, job, which, roles), where)
-            shared = (*roles, *apart.get(which, ()))
+            self._terms.add((*routed, leaving), partial(_router_terms, job, which, roles), where)
+            shared = (*roles, *([_SHARED[which]] if which in _SHARED else ()))
             self._terms.add(degrees[:4], partial(_shared_terms, job, which, shared), where)
             self._terms.add((*routed, *divided), partial(_routed_terms, job, which, roles), where)
         self._terms.add((number, *degrees), partial(_weights_terms, job), has_experts & split)

@@ -83,6 +83,9 @@ def test_what_a_setting_demands_of_others_is_written_with_it(planned: Callable[.
             emit("megatron", planned(f"dp=64,{layout}", optimizer="muon", **recipe))
     routed = emit("megatron", planned("dp=64,ep=16", model="llama4_scout"))
     assert "--moe-router-topk 1\n--moe-router-pre-softmax\n" in routed
+    hides = "--moe-shared-expert-overlap"
+    assert hides in routed
+    assert hides not in emit("megatron", planned("dp=64,ep=16", model="llama4_scout", dispatcher="deepep"))
     again = planned("dp=64,recompute=norms", precision="fp8")
     assert "--fp8-recipe tensorwise" in emit("megatron", again)
     joined = planned("tp=2,dp=32,sp=true,ep=8,schedule=combined-1f1b", model="qwen3_30b_a3b")

@@ -28,6 +28,12 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         **H100,
         "devices": 32,
     },
+    "shared experts that DeepEP does not hide": {
+        "model": "llama4_scout",
+        "model.num_layers": 4,
+        "runtime.dispatcher": "deepep",
+        **H100,
+    },
     "windows": {"model": "gpt_oss_120b", "model.num_layers": 6, **H100},
     "no experts": {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 16},
 }
@@ -76,7 +82,8 @@ def emitted_s(query: Question, layer: Layer, split: bool) -> tuple[float, float,
 def hidden_s(query: Question, layer: Layer, which: Which) -> float:
     """Seconds of shared experts, with their collectives, that the way of rows to the others hides."""
     works = layer.mlp.shared_works(which), layer.mlp.to_experts
-    return min(float(query.costs.durations_s(some).sum()) for some in works)
+    hidden = min(float(query.costs.durations_s(some).sum()) for some in works)
+    return hidden if layer.mlp.hides_shared else 0.0
 
 
 def late_s(query: Question, layer: Layer, host: Work) -> float:
