@@ -342,10 +342,8 @@ def _rates(question: Question) -> Iterator[tuple[str, Callable[[float], Changes]
         return
     names = ("host_s_per_kernel", "expert_pass_s")
     times_s = {f"runtime.framework.{name}": getattr(stack, name) for name in names}
-    waits = (
-        "the host, which waits for counts of experts" if question.model.experts else "launches of the host"
-    )
-    yield waits, lambda factor: {path: time_s / factor for path, time_s in times_s.items()}, HOST_DEVIATION
+    wait = "the host, which waits for counts of experts" if question.model.experts else "launches of the host"
+    yield wait, lambda factor: {path: time_s / factor for path, time_s in times_s.items()}, HOST_DEVIATION
 
 
 def _times(path: str, rate: float, factor: float) -> Changes:

@@ -276,14 +276,12 @@ class Target:
         batch = question.job.global_batch_size
         parts = []
         for part in self.ramp:
-            smaller = max(1, round(part.batch * batch))
+            fewer = max(1, round(part.batch * batch))
             try:
-                step_s = time.step_time_s if smaller == batch else _best(question.at(smaller)).step_time_s
+                step_s = time.step_time_s if fewer == batch else _best(question.at(fewer)).step_time_s
             except PerfsimError as error:
-                raise PlanError(f"batch ramp, at {smaller} sequences: {error.problems[0].message}") from None
-            parts.append(
-                RampPart(part.share, smaller / batch, part.critical_batch, step_s / time.step_time_s)
-            )
+                raise PlanError(f"batch ramp, at {fewer} sequences: {error.problems[0].message}") from None
+            parts.append(RampPart(part.share, fewer / batch, part.critical_batch, step_s / time.step_time_s))
         return replace(time, ramp=tuple(parts))
 
 
