@@ -322,7 +322,7 @@ def _problem(details: ErrorDetails, node: Node, path: Loc, help_text: str) -> Pr
     else:
         message = f"{refused_value(details)}, not {_shown(value)}"
         limit = next((context[key] for key in ("ge", "le") if key in context), None)
-        help_text = "" if limit is None else f"the nearest possible value is {limit:g}"
+        help_text = "" if limit is None else f"the nearest possible value is {limit:.12g}"
     mark = node.mark_at(path, of_key=details["loc"][-1:] == ("[key]",))
     # What is wrong of a whole mapping stands at the first key that is named and that the file itself has.
     record = reduce(lambda inner, part: inner.child(part) or inner, path, node)

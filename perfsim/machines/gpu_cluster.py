@@ -321,7 +321,7 @@ _BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
 _EXPERTS = "exposed expert communication"
 _EXPERTS_INSIDE = "a smaller expert degree than {layout.expert}, or faster links {where}"
 REMEDIES = {
-    "bubble": "more than {plan.num_microbatches:,} micro-batches for {layout.pipeline} stages (a larger "
+    "bubble": "more micro-batches than {plan.num_microbatches:,} for {layout.pipeline} stages (a larger "
     "batch or fewer stages), or a schedule with a smaller bubble (interleaved, zb1p)",
     "exposed tensor communication": "a tensor degree below {layout.tensor}, or faster links inside the node",
     _EXPERTS: "a smaller expert degree or one inside a node, one copy of a token a "

@@ -57,7 +57,7 @@ def test_gpus_are_told_their_own_waits() -> None:
     tensor, pipeline = (ps.predict(**GPUS, layout=f"{layout},recompute=full").why for layout in layouts)
     assert "tensor communication" in tensor.sentence
     assert pipeline.cause == "bubble"
-    assert "micro-batches" in pipeline.remedy
+    assert "more micro-batches than 8 for 8 stages" in pipeline.remedy
     assert tensor.streaming_roof is None
     asked = {"model": "llama31_8b", "system": "dgx-h100", "devices": 4, "batch": 64}
     layouts = "pp=4,recompute=full", "pp=4,recompute=full,layers_per_stage=8-9-9-6"

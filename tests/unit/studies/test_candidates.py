@@ -212,6 +212,8 @@ def test_every_mistake_of_a_file_is_said_at_once_and_once(tmp_path: Path) -> Non
     assert places == ["4:8", "6:19", "6:23", "9:52", "10:65", "11:16", "12:20"]
     (half,) = refusal(tmp_path, GPUS.replace("[8]", "8.5"))
     assert half.message == "candidates[0].devices: a whole number is expected, not 8.5"
+    (many,) = refusal(tmp_path, GPUS.replace("[8]", "[2000000]"))
+    assert many.help == "the nearest possible value is 1048576"
     (fast,) = refusal(tmp_path, f"{GPUS}, production: 3")
     assert fast.message == "candidates[0].production: must be less than or equal to 2, not 3"
     assert said[3].message == "candidates[0].devices: `8` stands where a list is expected"
