@@ -293,8 +293,7 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
         for option in options
     )
     ratio = money_ratio = None
-    levers: tuple[Lever, ...] = ()
-    money_levers: tuple[Lever, ...] = ()
+    levers = money_levers = tuple[Lever, ...]()
     if rival is not None:
         ratio = _wall_ratio(rival, first)
         levers = _levers(first, rival, Option.wall_s)

@@ -267,8 +267,7 @@ def _target(path: str, point: Point) -> _Unknown:
 
 def _field(path: str, point: Point) -> _Unknown:
     """Any other field: numbers around today's, or the choices that its type names."""
-    root = path.partition(".")[0]
-    if root not in loading.ROOTS:
+    if (root := path.partition(".")[0]) not in loading.ROOTS:
         meant = Asked.instead(path, dict.fromkeys([*loading.ROOTS, *_INPUTS]))
         raise InputError(f"--find {path}: `{root}` cannot be changed", meant)
     owner, inner = loading.owner_of(point.study, point.candidate, path)
