@@ -532,6 +532,11 @@ RECIPE: tuple[Row, ...] = (
         "ZeRO of {}: it all-reduces gradients",
         when=lambda c: _is_muon(c) and c.layout.zero_stage,
     ),
+    Row.lacks(
+        "runtime.overlap_param_gather",
+        "parameters that muon gathers ahead",
+        when=lambda c: _is_muon(c) and c.layout.zero_stage,
+    ),
     Row.refuses(
         "runtime.overlap_param_gather",
         "it gathers parameters ahead only with overlap_grad_reduce",
