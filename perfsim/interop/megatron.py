@@ -469,7 +469,7 @@ RECIPE: tuple[Row, ...] = (
     Row(
         "runtime.overlap_param_gather",
         "overlap_param_gather overlap_param_sync",
-        only(lambda c: c.job.runtime.overlap_param_gather and _cuts_flat(c)),
+        only(lambda c: c.job.runtime.overlap_param_gather and _cuts_flat(c) and c.layout.replicas > 1),
         lambda s: s.flag("overlap_param_gather", "overlap_param_sync"),
     ),
     # Megatron overlaps products with the exchanges of tensor ranks only with sequence parallelism.

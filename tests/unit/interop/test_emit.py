@@ -94,7 +94,9 @@ def test_what_a_setting_demands_of_others_is_written_with_it(planned: Callable[.
     with pytest.raises(LayoutError, match="an all-to-all of expert ranks"):
         emit("megatron", replace(joined, layout=replace(joined.layout, expert=1)))
     assert "--add-qkv-bias" in emit("megatron", planned("dp=64", model="qwen25_7b"))
-    flags = emit("megatron", planned("dp=1,zero=1,offload_optimizer=cpu", devices=1))
+    overlaps = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    flags = emit("megatron", planned("dp=1,zero=1,offload_optimizer=cpu", devices=1, **overlaps))
+    assert "--overlap-param-gather" not in flags, "which demands --overlap-grad-reduce, of one replica unsaid"
     assert "--use-distributed-optimizer" in flags
     with pytest.raises(LayoutError, match="--optimizer-cpu-offload does not go with zero_stage 0"):
         emit("megatron", planned("dp=64,offload_optimizer=cpu"))
