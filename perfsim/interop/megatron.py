@@ -22,6 +22,7 @@ from perfsim.interop import tool
 from perfsim.interop.shell import UNKNOWN, flags_of
 from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, only, qk_norm
+from perfsim.specs.calibration import HIDES_SHARED
 from perfsim.specs.layout import RECOMPUTED, ParallelLayout, layers_of_stages, recompute_of
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.trainers import Limits
@@ -137,8 +138,8 @@ def _hides_shared(chosen: Chosen) -> bool:
     """Whether shared experts compute while rows travel; Megatron-LM has no flag for it in joined passes."""
     experts = chosen.job.model.experts
     shared = experts is not None and experts.shared_ffn_hidden_size > 0 and chosen.layout.expert > 1
-    by_rows = chosen.job.recipe.expert_dispatcher == "all_to_all"
-    return shared and by_rows and chosen.layout.schedule not in JOINED.values()
+    hides = chosen.job.recipe.expert_dispatcher == HIDES_SHARED
+    return shared and hides and chosen.layout.schedule not in JOINED.values()
 
 
 def _write_expert_layers(chosen: Chosen) -> str | None:

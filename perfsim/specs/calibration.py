@@ -309,6 +309,8 @@ FusedAttention = Literal["synchronous", "asynchronous", "one_block"]
 StateExchange = Literal["scatter_gather", "owner_broadcast"]
 """How ZeRO 1 shards and exchanges states; `perfsim.strategies.three_d.data` has the two."""
 Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
+HIDES_SHARED: Dispatcher = "all_to_all"
+"""The dispatcher next to which Megatron-Core computes shared experts (`moe_shared_expert_overlap`)."""
 """How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
 Fusion = Literal["cross_entropy", "cross_entropy_passes", "accumulation", "norm", "qkv", "cast"]
 """Kernels that a framework merges with others; `perfsim.work.layer` says what each saves."""

@@ -202,7 +202,7 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
     ),
     "neox": _Trainer(
         "GPT-NeoX",
-        "EleutherAI/gpt-neox, megatron/neox_arguments/neox_args.py; pull request 1275 on ZeRO 3",
+        "EleutherAI/gpt-neox, megatron/neox_arguments/neox_args.py; on ZeRO 3 titles of pull requests alone",
         (
             Runs("tensor", "model_parallel_size", *_NEOX_1),
             Runs("pipeline", "pipe_parallel_size", *_NEOX_1),
@@ -331,9 +331,11 @@ class Limits:
         recipe = job.recipe
         stages = layout.num_stages
         passes = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        divides = trainer.divides_experts in ("always", "alone" if layout.expert == 1 else "always")
+        alone = trainer.divides_experts == "alone" and layout.expert == 1
+        divides = alone or trainer.divides_experts == "always"
         if job.model.experts is not None and divides and layout.expert_tensor != layout.tensor:
-            yield f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts where expert is 1"
+            where = " where expert is 1" if alone else ""
+            yield f"expert_tensor must be {layout.tensor}, as tensor ranks divide experts{where}"
         if job.model.experts is not None and layout.tensor > 1 and trainer.divides_experts == "never":
             yield f"tensor {layout.tensor} with experts: its values are 1"
         if layout.expert > 1 and recipe.precision in trainer.no_experts_in:

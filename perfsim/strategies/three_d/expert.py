@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from perfsim.specs.calibration import Dispatcher
+from perfsim.specs.calibration import HIDES_SHARED, Dispatcher
 from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.strategies.three_d.data import collective
 from perfsim.strategies.three_d.layers import Backward, Forward, Half, Made, TensorGroup, compute_work
@@ -144,7 +144,7 @@ class ExpertGroup(Half):
     @property
     def hides_shared(self) -> bool:
         """Whether shared experts, if there are any, compute while rows travel."""
-        return self.dispatcher == "all_to_all"
+        return self.dispatcher == HIDES_SHARED
 
     def shared_works(self, which: Which) -> list[Work]:
         """Shared experts between the collectives of the ranks that divide them; none in a layer without."""

@@ -426,7 +426,7 @@ class Passes:
         common = np.gcd(micro_batch, ranks)
         routed = micro_batch // common, ranks // common
         # What leaves an expert rank is rows, or with DeepEP tokens, however many ranks there are.
-        sends_tokens = job.recipe.expert_dispatcher == "deepep"
+        sends_tokens = _experts(job, 1, 1, 2).part.sends_tokens
         leaving = np.minimum(divided[0], 2) if sends_tokens else np.ones_like(ranks)
         runs: tuple[tuple[Which, Sequence[str], Bools], ...] = (
             ("forward", ("forward", "hosted"), has_experts),
