@@ -218,6 +218,12 @@ def parse_file(path: Path, model: type[SpecT], catalog: Catalog | None = None) -
     return reader.LocatedMapping.read(path, "study", catalog).build((model,), catalog, path.stem)
 
 
+def parse_data(data: Mapping[str, Any], model: type[SpecT], catalog: Catalog, default_name: str) -> SpecT:
+    """Python data read as a file is: with `extends` and names, but also with objects and SI floats."""
+    mapping = reader.LocatedMapping(Path(), _unplaced(data), []).extended("study", catalog)
+    return mapping.build((model,), catalog, default_name)
+
+
 @lru_cache(maxsize=4)
 def _catalog_for(_path_variable: str) -> Catalog:
     return Catalog()  # reads the variable itself; the argument only keys the cache
@@ -252,11 +258,12 @@ def complaints_of(error: ValidationError, model: type[BaseModel], data: Any) -> 
 
 def _unplaced(data: Any) -> Node:
     """Python data as nodes without positions, so that problems can name their paths."""
-    if isinstance(data, dict):
-        return Node(Mark(""), {key: _unplaced(value) for key, value in data.items()})
+    if isinstance(data, Mapping):
+        keys = dict.fromkeys(data, Mark(""))
+        return Node(Mark(""), {key: _unplaced(value) for key, value in data.items()}, keys=keys)
     if isinstance(data, list | tuple):
         return Node(Mark(""), [_unplaced(value) for value in data])
-    return Node(Mark(""), None, str(data))
+    return Node(Mark(""), str(data) if isinstance(data, Path) else data, str(data))
 
 
 # Where each value comes from, a source of `sources.yaml` or an assumption, as `perfsim show` lists it.

@@ -205,7 +205,8 @@ class _Resolver:
                 loaded = mapping.build(named, self.catalog, default_name)
         except CatalogError as error:
             self.failed.append(path)
-            self.problems += placed(error.problems, node.mark)
+            place = "" if node.mark.file else f"{dotted(path)}: "
+            self.problems += placed(error.problems, node.mark, place)
             return None
         if not isinstance(loaded, tuple(named)):
             expected = " or ".join(name for cls in named for name in kinds_of(cls)) or named[0].__name__
@@ -468,8 +469,9 @@ class LocatedMapping:
         if "name" in model.model_fields:
             data.setdefault("name", default_name)
         problems = self.problems + resolver.problems + list(self._astray(model))
+        context = YAML_CONTEXT if self.node.mark.file else {}  # Python data has no place
         try:
-            spec = model.model_validate(data, context=YAML_CONTEXT)
+            spec = model.model_validate(data, context=context)
         except ValidationError as error:
             problems += complaints(error, model, self.node, resolver.failed)
             raise CatalogError(in_order(problems)) from None

@@ -13,11 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from perfsim.base.dates import EQUAL
 from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError, Problem, UnknownNameError
 from perfsim.base.limits import present_limits
-from perfsim.base.spec import UNNAMED, CatalogSpec, FolderName, Spec, SpecT
+from perfsim.base.spec import CatalogSpec, FolderName, Spec, SpecT
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT, Dimension, quantity_pattern
-from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file, reader
-from perfsim.catalog.catalog import complaints_of
+from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_data, parse_file, reader
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.machines import build_topology, machine_of
 from perfsim.network import nearest_link
@@ -653,46 +652,4 @@ def _check_target(study: StudySpec, mapping: LocatedMapping) -> None:
 
 def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     """A study from its fields as in YAML, or as objects and SI floats; CatalogError lists every problem."""
-    given = dict(fields)
-    base = given.pop("extends", None)
-    inherited = {"name": "study"}
-    if base is not None:
-        apart = {*reader.OWN_VALUES, "title", "question"}
-        inherited = load_study(str(base), catalog).model_dump(exclude=apart)
-    data = {**inherited, **_loaded({"name": inherited["name"], **given}, [StudySpec], catalog)}
-    try:
-        return StudySpec.model_validate(data)
-    except ValidationError as error:
-        raise CatalogError(complaints_of(error, StudySpec, data)) from None
-
-
-def _loaded(value: Any, types: Sequence[Any], catalog: Catalog) -> Any:
-    """A value that may be of these types; names in it, and what extends one, become descriptions."""
-    named = [known for known in types if reader.is_named(known)]
-    if isinstance(value, (str, Path)) and named and str not in types:
-        return catalog.load(reader.kind_of(named[0]), str(value))
-    if isinstance(value, Mapping):
-        parts = {key: _loaded(part, reader.element(types, key), catalog) for key, part in value.items()}
-        base = parts.pop("extends", None) if named else None
-        if base is None:
-            return {"name": UNNAMED, **parts} if named else parts
-        parent = catalog.load(reader.kind_of(named[0]), str(base))
-        known = type(parent).model_fields
-        own = (name for name in (*reader.NOT_INHERITED, *reader.OWN_VALUES) if name in known)
-        changes = {name: known[name].default for name in own} | {"name": f"{parent.name} (changed)"}
-        return catalog.override(parent, changes | _by_path(parent, parts))
-    if isinstance(value, list | tuple):
-        return [_loaded(part, reader.element(types, 0), catalog) for part in value]
-    return value
-
-
-def _by_path(spec: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """By dotted path what changes in a description; a part that is given a name changes as a whole."""
-    paths: dict[str, Any] = {}
-    for key, value in changes.items():
-        part = getattr(spec, key, None)
-        if isinstance(part, BaseModel) and isinstance(value, Mapping) and "name" not in value:
-            paths |= {f"{key}.{path}": inner for path, inner in _by_path(part, value).items()}
-        else:
-            paths[key] = value
-    return paths
+    return parse_data(fields, StudySpec, catalog, Path(str(fields.get("extends", "study"))).stem)

@@ -83,7 +83,7 @@ def test_a_part_of_a_mapping_may_extend_a_description_as_in_a_file(tmp_path: Pat
     path.write_text(yaml.safe_dump(fields), encoding="utf-8")
     asked, written = (ps.study(study) for study in (fields, path))
     assert asked.candidates[0].wall_s == written.candidates[0].wall_s
-    with pytest.raises(ps.PerfsimError, match="num_layers"):
+    with pytest.raises(ps.PerfsimError, match=r"model: unknown key `num_layer`\n.*`num_layers`"):
         ps.study({**fields, "model": {"extends": "gpt3_xl", "num_layer": 12}})
 
 
