@@ -535,14 +535,14 @@ def _check_read(question: Question, paths: Iterable[str]) -> None:
         raise InputError([Problem(f"{path} {said}", help="omit it") for path in unread])
 
 
-_MOVED = {"recipe.runtime": "runtime", "energy": "prices", "currency": "prices.currency"}
+MOVED = {"recipe.runtime": "runtime", "energy": "prices", "currency": "prices.currency"}
 """Where a value stands that people look for elsewhere."""
 
 
 def misplaced(path: str) -> str:
     """What to write instead of a path to a value that stands elsewhere; empty for every other path."""
-    old = covering(path, _MOVED)
-    return f"write {_MOVED[old]}{path.removeprefix(old)}" if old else ""
+    old = covering(path, MOVED)
+    return f"write {MOVED[old]}{path.removeprefix(old)}" if old else ""
 
 
 def _description_of(given: Any, kind: str, catalog: Catalog) -> Any:

@@ -6,7 +6,7 @@ from functools import cache
 from itertools import chain, islice, product
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -39,6 +39,7 @@ class GridSpec(Spec):
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(init=False)
 
     candidates: Candidates = ()
     """Replaces the study's own candidates."""
@@ -47,6 +48,7 @@ class GridSpec(Spec):
 class _VariantSpec(GridSpec):
     """The changes of one variant: paths as in a grid, each with one value."""
 
+    __pydantic_extra__: dict[str, Any] = Field(init=False)
     candidates: Candidates = ()
     """Replaces the candidates of the grid or the study in this variant."""
 
@@ -129,9 +131,6 @@ def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list
             known = [*([] if name else ["candidates"]), *MACHINE_ROOTS, *STUDY_ROOTS]
             if help_text := Asked.instead(path, known):
                 problems.append(axis.problem(f"`{path}` cannot be swept", help_text))
-            elif not axis.nodes:
-                help_text = "write it in brackets: [100 Gb/s, 200 Gb/s]"
-                problems.append(node.mark.problem(f"grid: {path}: a list of values is expected", help_text))
             else:
                 groups[name].append(axis)
     return groups, problems

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -33,7 +33,7 @@ from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
 from perfsim.prediction.dates import measured_days
 from perfsim.prediction.prediction import model_version
-from perfsim.prediction.question import ASKED, RANK, Question, Rank, misplaced
+from perfsim.prediction.question import ASKED, MOVED, RANK, Question, Rank, misplaced
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
@@ -245,6 +245,7 @@ BatchSizes = Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOS
 class StudySpec(CatalogSpec):
     """A question: which machine reaches the target first."""
 
+    moved: ClassVar[Mapping[str, str]] = {key: misplaced(key) for key in MOVED}
     name: FolderName
     title: str = ""
     """Not inherited, as the question; empty: model and machines."""
@@ -278,14 +279,6 @@ class StudySpec(CatalogSpec):
     sampling: SamplingSpec = SamplingSpec()
     perturbations: PerturbationSpec | None = None
     """Applied to every candidate's step after its batch and layout are chosen without them."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keys_have_not_moved(cls, data: Any) -> Any:
-        for key in data if isinstance(data, Mapping) else ():
-            if help_text := misplaced(str(key)):
-                raise refusal(f"unknown key `{key}`", help_text)
-        return data
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:

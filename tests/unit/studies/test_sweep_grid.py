@@ -86,7 +86,7 @@ def test_a_sweep_may_change_its_study_in_place(tmp_path: Path) -> None:
         ("  convergence.law: [kaplan_law_of_nobody]", "4:21", "unknown critical-batch law"),
         ("  recipe.global_batch_sise: [512]", "4:3", "did you mean `global_batch_size`"),
         ("  recipe.global_batch_size: [512, many]", "4:35", "`many` is text, a number is expected"),
-        ("  recipe.global_batch_size: 512", "4:29", "a list of values is expected"),
+        ("  recipe.global_batch_size: 512", "4:29", "stands where a list is expected"),
         ("  recpe.global_batch_size: [512]", "4:3", "did you mean `recipe`"),
         ("  system.memoryx.server.bandwith: [1 GB/s]", "4:3", "did you mean `bandwidth`"),
         ("  system.memoryx.server.bandwidth: [100]", "4:37", "100 has no unit"),
