@@ -70,12 +70,6 @@ def _groups(settings: Settings) -> int | None:
     return groups if settings.flag("group_query_attention", default=groups is not None) else None
 
 
-def _has_groups(chosen: Chosen) -> bool:
-    """Whether several heads share keys and values."""
-    model = chosen.job.model
-    return model.num_query_groups not in (None, model.num_attention_heads)
-
-
 def _embedding(settings: Settings) -> str:
     none = settings.flag("no_position_embedding") or not settings.flag("add_position_embedding", default=True)
     usual = "rotary" if settings.flag("use_rotary_position_embeddings") else "none" if none else "learned"
@@ -155,13 +149,8 @@ MODEL: tuple[Row, ...] = (
     Row.same("model.hidden_size", "hidden_size", needed=True),
     Row.same("model.ffn_hidden_size", "ffn_hidden_size", default=_usual_ffn),
     Row.same("model.num_attention_heads", "num_attention_heads", needed=True),
-    Row("model.num_query_groups", "group_query_attention", only(_has_groups)),
-    Row(
-        "model.num_query_groups",
-        "num_query_groups",
-        lambda c: c.job.model.num_query_groups if _has_groups(c) else None,
-        _groups,
-    ),
+    Row("model.num_query_groups", "group_query_attention", only(tool.shared_heads)),
+    Row("model.num_query_groups", "num_query_groups", tool.shared_heads, _groups),
     Row.same("model.head_dim", "kv_channels"),
     # Without biases norms have no shifts.
     Row(
@@ -328,6 +317,10 @@ def _cuts_flat(chosen: Chosen) -> bool:
 
 def _is_muon(chosen: Chosen) -> bool:
     return chosen.job.recipe.optimizer == "muon"
+
+
+def _shards_muon(chosen: Chosen) -> bool:
+    return _is_muon(chosen) and chosen.layout.zero_stage > 0
 
 
 LAYOUT: tuple[Row, ...] = (
@@ -521,23 +514,15 @@ RECIPE: tuple[Row, ...] = (
     Row("runtime.framework", f"transformer_impl attention_backend {' '.join(OF_CORE)}", read=_framework),
     Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=(CORE,)),
     Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
-    Row("recipe.optimizer", "optimizer", only(lambda c: _is_muon(c) and c.layout.zero_stage, "dist_muon")),
+    Row("recipe.optimizer", "optimizer", only(_shards_muon, "dist_muon")),
     # Megatron demands this of Muon, and neither fp16 nor instances of an optimizer.
     Row.spelled("recipe.optimizer", "ckpt_format", {"muon": "torch"}),
     Row.refuses(
         "recipe.precision", "muon in {}", when=lambda c: _is_muon(c) and c.job.recipe.precision == "fp16"
     ),
     Row.refuses("layout.shard_group", "muon on groups of {}", when=_is_muon),
-    Row.lacks(
-        "recipe.optimizer",
-        "ZeRO of {}: it all-reduces gradients",
-        when=lambda c: _is_muon(c) and c.layout.zero_stage,
-    ),
-    Row.lacks(
-        "runtime.overlap_param_gather",
-        "parameters that muon gathers ahead",
-        when=lambda c: _is_muon(c) and c.layout.zero_stage,
-    ),
+    Row.lacks("recipe.optimizer", "ZeRO of {}: it all-reduces gradients", when=_shards_muon),
+    Row.lacks("runtime.overlap_param_gather", "parameters that muon gathers ahead", when=_shards_muon),
     Row.refuses(
         "runtime.overlap_param_gather",
         "it gathers parameters ahead only with overlap_grad_reduce",

@@ -61,11 +61,6 @@ def _head_dim(settings: Settings) -> int:
     return inner // int(settings.ours["model.num_attention_heads"])
 
 
-def _grouped(chosen: Chosen) -> int | None:
-    groups: int = chosen.job.model.query_groups
-    return None if groups == chosen.job.model.num_attention_heads else groups
-
-
 def _groups(settings: Settings) -> int | None:
     modules = ("model.extra_attention_params", "model.attention_module_params")
     groups = settings.integer(*(f"{module}.num_kv_groups" for module in modules), default=1)
@@ -140,8 +135,12 @@ ROWS: tuple[Row, ...] = (
         needed=True,
     ),
     Row("model.head_dim", "model.attention_inner_dim", read=_head_dim),
-    Row("model.num_query_groups", "model.attention_module", tool.only(_grouped, "multiquery_attention")),
-    Row("model.num_query_groups", "model.extra_attention_params.num_kv_groups", _grouped, _groups),
+    Row(
+        "model.num_query_groups",
+        "model.attention_module",
+        tool.only(tool.shared_heads, "multiquery_attention"),
+    ),
+    Row("model.num_query_groups", "model.extra_attention_params.num_kv_groups", tool.shared_heads, _groups),
     Row.same("model.ffn_hidden_size", "model.filter_size", default=lambda s: 4 * s.ours["model.hidden_size"]),
     Row.spelled("model.position_embedding", "model.position_embedding_type", POSITIONS, _embedding),
     Row.same("model.tied_embeddings", "model.share_embedding_weights", default=True),

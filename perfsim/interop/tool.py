@@ -357,6 +357,12 @@ def only(test: Test, value: Any = True) -> Write:
     return write
 
 
+def shared_heads(chosen: Chosen) -> int | None:
+    """Heads of keys and values, where several heads of queries share one."""
+    model = chosen.job.model
+    return None if model.query_groups == model.num_attention_heads else model.query_groups
+
+
 def layers_of_stage(chosen: Chosen) -> int:
     """Layers of a virtual stage where all have as many."""
     return int(chosen.job.model.num_layers // chosen.layout.num_stages)
