@@ -348,7 +348,7 @@ class StepCase(_CaseSpec):
         A run on GPUs that says nothing of its software is asked as users ask, so that both have one answer.
         """
         system = self.system.spec(catalog)
-        if messages := list(self._contradictions(system)):
+        if messages := list(self._contradictions(system, catalog)):
             raise InputError([Problem(f"case {self.id}: {message}") for message in messages])
         training = self.training
         settings = {"micro_batch_size": training.micro_batch_size or 1, "recompute": self.recompute or "none"}
@@ -378,7 +378,7 @@ class StepCase(_CaseSpec):
         given |= {"recipe.seq_length": recipe.seq_length, "recipe.precision": recipe.precision}
         return replace(question_of(given), must_fit=False)
 
-    def _contradictions(self, system: SystemSpec) -> Iterator[str]:
+    def _contradictions(self, system: SystemSpec, catalog: Catalog) -> Iterator[str]:
         """What is wrong with the case on its system: no model yet, or a contradiction."""
         machine = machine_of(system)
         training = self.training
@@ -402,12 +402,10 @@ class StepCase(_CaseSpec):
                 f"{devices} devices in nodes of {node} without inter_node, which means one node; write what "
                 "all NICs of a node carry one way, e.g. inter_node: 1.6 Tb/s"
             )
-        length = self.model.max_position_embeddings
-        if training.lm_head_positions is not None and training.lm_head_positions > length:
-            yield (
-                f"lm_head_positions {training.lm_head_positions} is more than seq_length {length}; leave it "
-                "out where the output layer reads every position"
-            )
+        try:
+            self._recipe(catalog)
+        except ValidationError as error:
+            yield from refused_values(error.errors())
         if not system.device.computes(training.precision):
             has = ", ".join(system.device.peak)
             yield f"{system.device.name} computes no {training.precision}; it has {has}"

@@ -466,13 +466,7 @@ RECIPE: tuple[Row, ...] = (
         only(lambda c: c.job.runtime.overlap_param_gather and _cuts_flat(c) and c.layout.replicas > 1),
         lambda s: s.flag("overlap_param_gather", "overlap_param_sync"),
     ),
-    # Megatron overlaps products with the exchanges of tensor ranks only with sequence parallelism.
-    Row(
-        "runtime.overlap_tensor",
-        "tp_comm_overlap",
-        only(lambda c: c.job.recipe.overlaps_tensor and c.layout.sequence_parallel),
-        lambda s: s.flag("tp_comm_overlap"),
-    ),
+    Row.same("runtime.overlap_tensor", "tp_comm_overlap", usual=False, default=False),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),
     Row("recipe.precision", "bf16", only(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
     Row.spelled(

@@ -120,6 +120,7 @@ _SAID_WITH: Mapping[str, tuple[str, ...]] = {
     "runtime.grouped_products": ("model.experts",),
     "runtime.overlap_grad_reduce": ("layout.replicas",),
     "runtime.overlap_param_gather": ("layout.replicas",),
+    # Tools overlap products with the exchanges of tensor ranks only with sequence parallelism.
     "runtime.overlap_tensor": ("layout.sequence_parallel",),
 }
 """Fields that say something only where others are in use."""
@@ -145,6 +146,7 @@ _DERIVED: Mapping[str, Write] = {
     "recipe.global_batch_size": lambda c: c.job.global_batch_size,
     "runtime.dispatcher": lambda c: c.job.recipe.expert_dispatcher,
     "runtime.overlap_param_gather": lambda c: c.job.runtime.overlap_param_gather and c.layout.zero_stage > 0,
+    "runtime.overlap_tensor": lambda c: c.job.recipe.overlaps_tensor,
     "model.parts": _parts,
     # Tools refuse sequences that are longer.
     "model.max_position_embeddings": lambda c: max(

@@ -205,11 +205,8 @@ ROWS: tuple[Row, ...] = (
     Row("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
     Row.spelled("layout.recompute", "activation_checkpoint.mode", RECOMPUTES, _recompute),
     Row("layout.recompute_every", "activation_checkpoint.selective_ac_option", read=_recompute_every),
-    Row(
-        "runtime.overlap_tensor",
-        "parallelism.enable_async_tensor_parallel",
-        tool.only(_async),
-        lambda s: s.flag("parallelism.enable_async_tensor_parallel"),
+    Row.same(
+        "runtime.overlap_tensor", "parallelism.enable_async_tensor_parallel", usual=False, default=False
     ),
     Row("runtime.fused_cross_entropy", "compile.enable training.compile", tool.only(_compiled), _fused_loss),
     Row("runtime.fused_cross_entropy", "compile.components", lambda c: _compiled(c) or None),
