@@ -2,14 +2,17 @@
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from pydantic import BaseModel
 
 import perfsim.testing.toys
+from perfsim.base.spec import DatedSpec
 from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration, FrameworkCalibration
 
 # No deadline anywhere: a slow machine is not a wrong result. On CI the same examples each time.
@@ -43,7 +46,32 @@ def factory() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def unaccounted() -> Callable[[Calibration], list[str]]:
+def constants_of() -> Callable[[Calibration], dict[str, Any]]:
+    """The numbers of a calibration by path, entries of a list by name: `gemm.tiles.256x128.efficiency`."""
+
+    def entry(part: Any) -> str:
+        algorithm = getattr(part, "algorithm", "")
+        return getattr(part, "label", "") or "-".join(filter(None, [algorithm, getattr(part, "name", "")]))
+
+    def numbers(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, BaseModel):
+            value = {name: part for name, part in value if name != "shape"}
+        elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+            value = {entry(part): part for part in value}
+        if isinstance(value, dict):
+            for key, part in value.items():
+                yield from numbers(part, f"{path}.{key}".lstrip("."))
+        elif type(value) in (int, float) or (
+            isinstance(value, tuple) and value and type(value[0]) is not str
+        ):
+            yield path, value
+
+    metadata = {*DatedSpec.model_fields, "kind", "chip", "fit"}
+    return lambda calibration: dict(numbers({k: v for k, v in calibration if k not in metadata}, ""))
+
+
+@pytest.fixture(scope="session")
+def unaccounted(constants_of: Callable[[Calibration], dict[str, Any]]) -> Callable[[Calibration], list[str]]:
     """Paths of the constants of a calibration without evidence.
 
     A fitted constant needs a small relative standard error, or a source or reason of its own (one for the
@@ -57,7 +85,7 @@ def unaccounted() -> Callable[[Calibration], list[str]]:
     def find(calibration: Calibration) -> list[str]:
         most = 1 / 2 if isinstance(calibration, FrameworkCalibration) else MOST_STANDARD_ERROR
         without = []
-        for path in calibration.constants():
+        for path in constants_of(calibration):
             record = max((key for key in calibration.fit if covers(key, path)), key=len, default="")
             keys = (*calibration.sources, *calibration.assumed)
             named = any(covers(key, path) and len(key) > len(record) for key in keys)

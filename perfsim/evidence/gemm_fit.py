@@ -379,9 +379,9 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
         gemm = _scaled(gemm, values)
         errors = fits["gemm"].standard_errors
         assumed = {name: why for name, why in assumed.items() if not name.startswith("gemm.")} | {
-            name: f"as in {base.name}, whose tiles the table's own factors scale"
-            for name in present.model_copy(update={"gemm": gemm}).constants()
-            if name.startswith("gemm.") and not any(f".{name}".endswith(f".{known}") for known in errors)
+            f"gemm.{name}": f"as in {base.name}, whose tiles the table's own factors scale"
+            for name in (*_values(gemm), *_FIXED)
+            if name.rpartition(".")[2] not in errors
         }
     narrow = {}
     for precision, table in tables.items():

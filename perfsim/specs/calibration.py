@@ -1,6 +1,5 @@
 """Fitted constants, kept apart from datasheet values: the only empirical input of costs and collectives."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -51,45 +50,14 @@ class FitRecord(Spec):
         return f"{errors}, {self.points} points"
 
 
-class Constants(Spec):
-    """A frozen group of constants inside a calibration file."""
-
-    @property
-    def label(self) -> str:
-        """Its name within a list, used in the paths of its constants."""
-        return str(getattr(self, "name", ""))
-
-
 class Calibration(DatedSpec):
     """Fields of every calibration file."""
 
     fit: dict[str, FitRecord] = Field(default_factory=dict)
     """One record per group of constants."""
 
-    def constants(self) -> dict[str, float | tuple[float, ...]]:
-        """Every number by its dotted path; list entries go by label, as in `gemm.tiles.256x128`."""
-        metadata = {*DatedSpec.model_fields, "kind", "chip", "fit"}
-        groups = {name: getattr(self, name) for name in type(self).model_fields if name not in metadata}
-        return dict(_numbers(groups, ""))
 
-
-def _numbers(value: object, path: str) -> Iterator[tuple[str, float | tuple[float, ...]]]:
-    """The numbers under a value of a calibration, by path."""
-    if isinstance(value, Constants):
-        value = {name: getattr(value, name) for name in type(value).model_fields if name != "shape"}
-    if isinstance(value, tuple) and value and isinstance(value[0], Constants):
-        value = {part.label: part for part in value}
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _numbers(part, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, tuple):
-        if not all(isinstance(part, str) for part in value):
-            yield path, value
-    elif isinstance(value, float | int) and not isinstance(value, bool):
-        yield path, value
-
-
-class TileConstants(Constants):
+class TileConstants(Spec):
     """One thread-block tile of the GEMM library, in both orientations.
 
     The library's ranking of tiles differs from their measured speed, so there are two efficiencies:
@@ -110,7 +78,7 @@ class TileConstants(Constants):
         return "x".join(str(side) for side in self.shape)
 
 
-class GemmConstants(Constants):
+class GemmConstants(Spec):
     """Tile-and-wave model of a GEMM library on one device; `perfsim.costs.gemm` has the equations."""
 
     tiles: Annotated[tuple[TileConstants, ...], Field(min_length=1)]
@@ -136,7 +104,7 @@ class GemmConstants(Constants):
     """Sharpness of the bend where efficiency reaches a power ceiling."""
 
 
-class NarrowGemmConstants(Constants):
+class NarrowGemmConstants(Spec):
     """Matrix products with operands narrower than 16 bits, next to the 16-bit products of the same library.
 
     They have the tiles and waves of 16 bits; a few factors turn them into the times of the narrow table.
@@ -159,7 +127,7 @@ class NarrowGemmConstants(Constants):
     """Fixed time of the table's cast, which a kernel's own stands for in predictions."""
 
 
-class _AttentionConstants(Constants):
+class _AttentionConstants(Spec):
     """Fused attention with the matrix instructions in which a device is fastest."""
 
     fraction: Fraction
@@ -170,14 +138,14 @@ class _AttentionConstants(Constants):
     """Speed of the backward over the speed of the forward."""
 
 
-class MemoryConstants(Constants):
+class MemoryConstants(Spec):
     """Memory-bound kernels: element-wise, normalisation, softmax, optimizer."""
 
     fraction: Fraction
     """Fraction of the datasheet bandwidth for large kernels at full occupancy."""
 
 
-class CommunicationConstants(Constants):
+class CommunicationConstants(Spec):
     """What a kernel of the collective library takes from the compute that runs next to it."""
 
     units: NonNegative
@@ -222,7 +190,7 @@ class GpuCalibration(Calibration):
     """None: communication takes nothing from compute."""
 
 
-class ProtocolSegment(Constants):
+class ProtocolSegment(Spec):
     """One protocol of the collective library inside a node: a straight line in the message size.
 
     seconds = latency_base_s + steps(n) latency_per_step_s
@@ -238,7 +206,7 @@ class ProtocolSegment(Constants):
     """Reading and writing the message on each device; None if the bus transfer hides it."""
 
 
-class NetworkProtocol(Constants):
+class NetworkProtocol(Spec):
     """One algorithm and protocol of the collective library across nodes.
 
     seconds = latency_base_s + intra_steps intra_step_s + inter_steps inter_step_s
@@ -252,13 +220,8 @@ class NetworkProtocol(Constants):
     inter_step_s: Latency
     bandwidth_fraction: Fraction
 
-    @property
-    def label(self) -> str:
-        """Algorithm and protocol, as ring-LL128."""
-        return f"{self.algorithm}-{self.name}"
 
-
-class NetworkConstants(Constants):
+class NetworkConstants(Spec):
     """Collectives whose group spans nodes."""
 
     efficiency: Fraction
@@ -373,7 +336,7 @@ class FrameworkCalibration(Calibration):
     """Time of a tensor-parallel exchange in chunks next to a product, over a collective of its bytes."""
 
 
-class MeasuredStep(Constants):
+class MeasuredStep(Spec):
     """A step time that a cluster's owner measured, and the unscaled prediction of it."""
 
     id: str
