@@ -24,6 +24,8 @@ from perfsim.base.files import write_file
 
 IS_INSTALLED = find_spec("numba") is not None
 """Whether there is a compiler; where there is none, functions run as they are written."""
+FEW = 20_000
+"""Entries that Python goes through in less time than importing LLVM takes."""
 
 
 class Laid:
@@ -61,14 +63,18 @@ class Compiled:
     Functions that it calls may return numbers, and need no mark.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    def __init__(self, function: Callable[..., None], few: int = 0) -> None:
+        """Until LLVM is there, arrays with no more than `few` entries do not import it."""
         self._function: Any = function
+        self._few = few
         self._loaded: dict[str, Callable[[bytes], int]] = {}
 
     def __call__(self, *arguments: Any) -> None:
         kinds, words = _laid(arguments)
         values = [part.value if isinstance(part, Laid) else part for part in arguments]
-        if not IS_INSTALLED or os.environ.get("NUMBA_DISABLE_JIT"):
+        entries = sum(value.size for value in values if isinstance(value, np.ndarray))
+        is_short = entries <= self._few and not _machine.cache_info().currsize
+        if is_short or not IS_INSTALLED or os.environ.get("NUMBA_DISABLE_JIT"):
             self._function(*values)
             return
         if kinds not in self._loaded:

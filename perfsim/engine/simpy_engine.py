@@ -206,7 +206,7 @@ class _Simulation:
         followers = tables.waiting.values
         task = tables.waiting.row_of_value
         apart = tables.stream[task] != tables.stream[followers]
-        self._ended = {before: self.env.event() for before in np.unique(task[apart]).tolist()}
+        self._ended = {before: self.env.event() for before in set(task[apart].tolist())}
         """The event of the end of each task that tasks of other streams wait for."""
         self._waits_for: dict[int, list[int]] = {}
         for before, follower in zip(task[apart].tolist(), followers[apart].tolist(), strict=True):

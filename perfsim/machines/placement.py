@@ -112,7 +112,8 @@ def _demand(
     row = rows[graph.work]
     moves = row >= 0
     width = len(graph.works)
-    stream, row = np.divmod(np.unique(graph.stream[moves] * np.int64(width) + row[moves]), width)
+    used, _ = distinct(graph.stream[moves] * np.int64(width) + row[moves], len(graph.streams) * width)
+    stream, row = np.divmod(used, width)
     rate = np.array([flow.bytes_per_s for flow in traffic])
     bytes_per_s = times * rate[crossed.row_of_value]
     entry = crossed._replace(values=np.arange(len(times), dtype=np.int32)).rows(row)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Bools, Ids, Ints
-from perfsim.base.compiled import Compiled
+from perfsim.base.compiled import FEW, Compiled
 from perfsim.base.errors import GraphError
 from perfsim.work.kernels import Kernel
 
@@ -65,7 +65,7 @@ class Ragged(NamedTuple):
         return Ragged(start.astype(np.int32), self.values[where])
 
 
-@Compiled
+@partial(Compiled, few=FEW)
 def _group(values: Ids, keys: Ids, place: Ids, grouped: Ids) -> None:
     """Put each value where the next of its key belongs, which moves that place."""
     for value, key in zip(values, keys):  # noqa: B905 (`strict` does not compile)
@@ -243,7 +243,7 @@ class Task(NamedTuple):
         return f"{self.work.name}{suffix}"
 
 
-@Compiled
+@partial(Compiled, few=FEW)
 def _precede(stream: Ids, last: Ids, before: Ids) -> None:
     """Fill in the task before each one on its stream; `last` is -1 for every stream."""
     for task in range(len(stream)):
@@ -251,7 +251,7 @@ def _precede(stream: Ids, last: Ids, before: Ids) -> None:
         last[stream[task]] = task
 
 
-@Compiled
+@partial(Compiled, few=FEW)
 def _depend(sources: tuple[Ragged, Ragged], stream: Ids, before: Ids, start: Ids, found: Ids) -> None:
     """Fill in the dependencies of each task, ascending and each once, and where its row of `found` starts.
 
