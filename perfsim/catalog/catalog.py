@@ -98,11 +98,22 @@ class Catalog:
 
     def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
         """The description of that name or path; CatalogError lists every problem of its file."""
-        path = self.find(kind, name_or_path, near)
-        key = (kind, path.resolve())
+        self._forget_changed()
+        return self._known(kind, name_or_path, near)
+
+    def every(self, kind: str) -> list[Any]:
+        """All descriptions of a kind, by name; CatalogError as in `load`."""
+        self._forget_changed()
+        return [self._known(kind, name) for name in self.names(kind)]
+
+    def _forget_changed(self) -> None:
         if any(_state(file) != state for file, state in self._files.items()):
             self._specs.clear()
             self._files.clear()
+
+    def _known(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
+        path = self.find(kind, name_or_path, near)
+        key = (kind, path.resolve())
         if key not in self._specs:
             mapping = reader.LocatedMapping.read(path, kind, self)
             name = mapping.node.mapping.get("name")

@@ -254,9 +254,8 @@ class Machine(ABC):
         """The runtimes that replaced one another, of which `runtime` is one, the oldest first."""
         if not runtime.line:
             return [runtime]
-        catalog = default_catalog()
-        known = (catalog.load("runtime", name) for name in catalog.names("runtime"))
-        return sorted((one for one in known if one.line == runtime.line), key=lambda one: one.date or "")
+        alike = (other for other in default_catalog().every("runtime") if other.line == runtime.line)
+        return sorted(alike, key=lambda one: one.date or "")
 
     def unknowns(self, _system: Any, _job: Job, _num_devices: int, /) -> Iterable[Unknown]:
         """What no published run shows of a system, such as its software or its size, or of a job on it."""

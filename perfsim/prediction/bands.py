@@ -215,6 +215,12 @@ class Reached(NamedTuple):
     def recorded() -> tuple[Reached, ...]:
         return tuple(Reached(*row) for row in json.loads(_record(RUNS_RECORD)))
 
+    @staticmethod
+    @cache
+    def combinations() -> frozenset[tuple[str, str, str]]:
+        """The kinds of system, constants and frameworks of the recorded runs."""
+        return frozenset((row.kind, row.constants, row.framework) for row in Reached.recorded())
+
     @classmethod
     def like(cls, plan: Plan) -> list[Reached]:
         """The recorded runs on the kind of system of a plan whose devices have the same constants."""

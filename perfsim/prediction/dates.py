@@ -76,10 +76,7 @@ def _measured(question: Question, runtime: Runtime) -> bool:
     if releases is not None:
         return releases[0] == releases[1]
     framework = "" if runtime.framework is None else runtime.framework.name
-    rows = Reached.recorded()
-    return (system.kind, system.device.constants, framework) in {
-        (row.kind, row.constants, row.framework) for row in rows
-    }
+    return (system.kind, system.device.constants, framework) in Reached.combinations()
 
 
 def _absent(day: str, part: Part, help_text: str) -> InputError:

@@ -438,10 +438,9 @@ def _drawn(size: int, count: int, parts: int, rng: "np.random.Generator") -> Int
 
 def _rounded(values: Floats, bits: int) -> Floats:
     """Numbers rounded to `bits` bits of significand."""
-    fraction, exponent = np.frexp(values)
-    fraction *= 2.0**bits
-    exponent -= bits
-    return np.asarray(np.ldexp(np.rint(fraction, out=fraction), exponent, out=fraction))
+    # Veltkamp's splitting: in its product with 2^s + 1 a number loses its lowest s bits.
+    product = values * (2.0 ** (53 - bits) + 1.0)
+    return np.asarray(product - (product - values))
 
 
 def _gamma(n: int, unit_roundoff: float) -> float:

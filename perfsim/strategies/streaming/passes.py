@@ -7,15 +7,15 @@ the input, `csK/samples`, and for flash and spilling `memoryx/flash-read`, `-wri
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from perfsim.network import WaferTree
-from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.hardware import StreamingSpec
 from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import LayerKind, layer_kinds
 from perfsim.strategies.plan import Plan
@@ -140,13 +140,27 @@ class _PassKind(NamedTuple):
     """It is the last pass of its step, which updates the blocks."""
 
 
+class _PassShape(NamedTuple):
+    """What decides on the tasks of a pass, however much each of them computes or moves."""
+
+    recompute_layers: int
+    stream_chunks: int
+    streaming: StreamingSpec
+    servers: int
+    """Weight servers that take the blocks in turn; 0 where each has a part of every block."""
+    outputs: tuple[int, ...]
+    """How many tensors each class of work writes."""
+    works: tuple[tuple[tuple[int, ...], ...], ...]
+    """The number of every class of work of a pass before the last of a step, and of the last: of its samples,
+    and of the fields of its blocks (-1: none)."""
+
+
 @dataclass
 class _PassRecorder:
     """Records one pass in a template."""
 
     template: Template
-    layout: StreamingLayout
-    system: WaferClusterSpec
+    shape: _PassShape
     kind: _PassKind
     samples: Work
     blocks: list[BlockWorks]
@@ -165,11 +179,11 @@ class _PassRecorder:
     @property
     def depth(self) -> int:
         """Prefetch depth, less than the number of block computations in a pass."""
-        return min(self.system.streaming.prefetch_depth, 2 * len(self.blocks) - 1)
+        return min(self.shape.streaming.prefetch_depth, 2 * len(self.blocks) - 1)
 
     @property
     def gradients_on_wafer(self) -> bool:
-        return self.system.streaming.accumulate_at == "wafer"
+        return self.shape.streaming.accumulate_at == "wafer"
 
     def _task(
         self, number: int, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()
@@ -184,14 +198,14 @@ class _PassRecorder:
         hidden: list[int] = [samples.tensor]
         firsts = {group[0] for group in self._groups()}
         for number, works in enumerate(self.blocks):
-            if self.layout.recompute_layers and number in firsts:
+            if self.shape.recompute_layers and number in firsts:
                 self._spill(number, hidden[-1])
             weights = self._stream(number)
             # The end of the spill before the last makes room for one more tensor.
             room = [self.template.writer(out) for out in list(self.spilled.values())[-2:-1]]
             hidden.append(self._tasks(number, works.forward, weights, hidden[-1:], room)[-1])
             self.computed.append(hidden[-1])
-            if not self.layout.recompute_layers:
+            if not self.shape.recompute_layers:
                 self._spill(number, hidden[-1])
         self.template.output("sampled", hidden[1])
         del hidden[0]  # the samples: from here on the output of each block
@@ -209,7 +223,7 @@ class _PassRecorder:
     def _groups(self) -> list[range]:
         """Groups of blocks that are recomputed together; embedding and LM head have groups of their own."""
         head = len(self.blocks) - 1
-        group = max(1, self.layout.recompute_layers)
+        group = max(1, self.shape.recompute_layers)
         layers = [range(first, min(first + group, head)) for first in range(1, head, group)]
         return [range(1), *layers, range(head, head + 1)]
 
@@ -283,7 +297,7 @@ class _PassRecorder:
         )
         freed += [self.template.writer(self.computed[index])] if index >= 0 else []
         arrived = []
-        for chunk in range(self.layout.stream_chunks):
+        for chunk in range(self.shape.stream_chunks):
             load = self._task(number, works.load, self._server("memoryx/out", number), reads, freed)
             lane = f"swarmx/down{chunk or ''}"  # a lane per chunk: hops are latency, so chunks overlap
             arrived.append(self._task(number, works.broadcast, lane, [load]))
@@ -292,13 +306,12 @@ class _PassRecorder:
 
     def _room_in_dram(self, done: Sequence[int]) -> list[int]:
         """The task that must end before one more layer is read from flash."""
-        staged = self.system.streaming.staged_layers
+        staged = self.shape.streaming.staged_layers
         return [self.template.writer(done[-staged])] if len(done) >= staged else []
 
     def _server(self, stream: str, number: int) -> str:
         """The stream of the weight server of a block; a common one where blocks are sharded."""
-        memoryx = self.system.memoryx
-        return stream if memoryx.placement == "sharded" else f"{stream}{number % memoryx.servers}"
+        return f"{stream}{number % self.shape.servers}" if self.shape.servers else stream
 
     def _update(self, number: int, gradients: list[int]) -> None:
         """Run the optimizer on MemoryX as soon as a block's gradient is complete."""
@@ -425,9 +438,32 @@ class StreamedSteps:
             fetch=some("fetch", "fetch", "spill", spilled, Kind.MEM_LOAD),
         )
 
-    def write(self, builder: GraphBuilder) -> None:
-        """Write the steps of the plan, at least two."""
+    def _shape(self) -> tuple[_PassShape, list[Work]]:
+        """The shape of its passes, and its classes of work by their numbers."""
         layout = self.plan.layout
+        memoryx = self.system.memoryx
+        numbers: dict[Work, int] = {}
+
+        def numbered(works: Iterable[Work | None]) -> tuple[int, ...]:
+            return tuple(-1 if work is None else numbers.setdefault(work, len(numbers)) for work in works)
+
+        of_passes = []
+        for last in (False, True):
+            blocks = self.blocks(last=last, chunks=layout.stream_chunks)
+            fields = (vars(block).values() for block in blocks)
+            of_passes.append(tuple(map(numbered, ([self.samples(last=last)], *fields))))
+        shape = _PassShape(
+            recompute_layers=layout.recompute_layers,
+            stream_chunks=layout.stream_chunks,
+            streaming=self.system.streaming,
+            servers=0 if memoryx.placement == "sharded" else memoryx.servers,
+            outputs=tuple(len(work.writes) for work in numbers),
+            works=tuple(of_passes),
+        )
+        return shape, [*numbers]
+
+    def write(self, builder: GraphBuilder) -> None:
+        """Write the steps of the plan, at least two, into an empty graph."""
         passes = self.plan.num_microbatches
         steps = max(LEAST_STEPS, self.plan.least_steps)
         held = self.system.activation_servers.prefetch
@@ -443,11 +479,10 @@ class StreamedSteps:
             for number in index.tolist()
         ]
         distinct = list(dict.fromkeys(kinds))
-        templates: list[Template] = []
-        for kind in distinct:
-            blocks = self.blocks(last=kind.last, chunks=layout.stream_chunks)
-            of_pass = layout, self.system, kind, self.samples(last=kind.last), blocks
-            templates.append(_PassRecorder(builder.template(), *of_pass).record())
+        shape, works = self._shape()
+        templates = _recorded(shape, tuple(distinct))
+        builder.work_ids |= {works[int(each.name)]: place for each, place in templates[0].work_ids.items()}
+        builder.stream_ids |= templates[0].stream_ids
         # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
         updated = np.where(index >= passes, index // passes * passes - 1, -1)
         sources = {}
@@ -462,3 +497,20 @@ class StreamedSteps:
             slot = step * passes - 1
             length = len(templates[int(stamped.template[slot])])
             builder.end_step(int(stamped.first_task[slot]) + length)
+
+
+@lru_cache(maxsize=64)
+def _recorded(shape: _PassShape, kinds: tuple[_PassKind, ...]) -> list[Template]:
+    """Passes of these kinds; each class of work has one in its place that is named by its number."""
+    works: list[Any] = [
+        Work(str(number), Kind.COMP, "", "", writes=(TensorClass("", 0.0),) * count)
+        for number, count in enumerate(shape.outputs)
+    ]
+    works.append(None)
+    builder = GraphBuilder()
+    templates = []
+    for kind in kinds:
+        (samples,), *fields = shape.works[kind.last]
+        blocks = [BlockWorks(*(works[number] for number in block)) for block in fields]
+        templates.append(_PassRecorder(builder.template(), shape, kind, works[samples], blocks).record())
+    return templates
