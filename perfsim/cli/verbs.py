@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -326,6 +325,44 @@ def _import(
     return Answer(result.as_dict, lambda: [f"{result.kind} from {result.format}: {out}", *result.remarks()])
 
 
+_TEMPLATE = """\
+# A study for perfsim. Check it:   perfsim check {file}
+#                      Answer it:  perfsim study {file} --open
+title: {model} on my machine
+question: How long does my machine take, and would another one be faster?
+
+# A name (perfsim show models) or a YAML file, which perfsim import makes of a config.json.
+model: {model}
+
+# How it is trained. Each line below replaces a value of the recipe that is extended (perfsim show recipes).
+recipe:
+  extends: {recipe}
+  seq_length: {length: <19}# tokens of a sequence
+  # precision: bf16              # or fp16, fp8
+  # runtime: megatron_core       # what runs it (perfsim show runtimes)
+  # dropout: false
+  # global_batch_size: 512       # sequences; without it the best batch is searched
+  tokens: 400e9                  # until the target is reached, with a small batch
+
+# The machines to compare. Several numbers of devices: [8, 16, 32].
+candidates:
+  - {{strategy: {strategy}, system: {system}, devices: [{devices}]}}
+  # My own machine, as its differences from one of the catalogue (perfsim show systems {system}):
+  # - strategy: {strategy}
+  #   system:
+  #     extends: {system}
+  #     name: my-cluster
+  #     noun: {{device: My GPU}}   # what people call one of its devices
+  #     node: {{nics: 4}}
+  #     assumed: {{node.nics: as delivered}}
+  #   devices: [{devices}]
+  # - {{strategy: weight-streaming, system: cs-2, devices: [4]}}
+
+batch_sizes: auto
+sampling: {{tasks: 4}}             # matrix products of a step that are executed, as a check
+"""
+
+
 @options.verb(
     "Write a commented study to begin with.",
     "perfsim init my_study.yaml",
@@ -340,8 +377,6 @@ def _import(
 @options.count("--devices", "", most=MOST_DEVICES, default=64, show_default=True)
 def _init(file: Path, model: str, recipe: str | None, system: str, devices: int) -> None:
     """Write a commented study to FILE, which `perfsim study FILE` answers as it is."""
-    from jinja2 import Template
-
     from perfsim.catalog import default_catalog
     from perfsim.machines import strategy_for
     from perfsim.prediction.question import usual_recipe
@@ -357,9 +392,7 @@ def _init(file: Path, model: str, recipe: str | None, system: str, devices: int)
     length = min(catalog.recipe(recipe).seq_length, shape.max_position_embeddings)
     strategy = strategy_for("", catalog.system(system)).name
     names = {"model": model, "recipe": recipe, "length": length, "system": system, "strategy": strategy}
-    template = resources("perfsim.cli").joinpath("study.yaml.j2").read_text(encoding="utf-8")
-    text = Template(template, keep_trailing_newline=True).render(file=file, devices=devices, **names)
-    write_file(file, text)
+    write_file(file, _TEMPLATE.format(file=file, devices=devices, **names))
     print_lines(prose(f"{file}: edit it, then `perfsim check {file}` and `perfsim study {file} --open`"))
 
 
