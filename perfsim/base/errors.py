@@ -49,7 +49,8 @@ _WORDS = {
 
 def refused_value(detail: Mapping[str, Any]) -> str:
     """What is wrong with a value, from one of the `errors()` of pydantic's ValidationError."""
-    said = str(detail["msg"]).removeprefix("Value error, ")
+    error = detail.get("ctx", {}).get("error")
+    said = error.line if isinstance(error, InputError) else str(detail["msg"]).removeprefix("Value error, ")
     words = _WORDS.get(detail["type"])
     return words.format(**detail.get("ctx", {})) if words else said[:1].lower() + said[1:]
 
@@ -109,8 +110,11 @@ def not_text(error: UnicodeDecodeError, file: str) -> Problem:
     return Problem(f"the byte 0x{error.object[error.start]:02x} is not UTF-8 text", file, line)
 
 
-class InputError(PerfsimError):
-    """An invalid input; lists its problems, the first `MOST_SHOWN` of them in its message."""
+class InputError(PerfsimError, ValueError):
+    """An invalid input; lists its problems, the first `MOST_SHOWN` of them in its message.
+
+    A validator of pydantic raises it as any ValueError; the reader of a file shows it at its line.
+    """
 
     exit_code = 2
 
@@ -127,6 +131,13 @@ class InputError(PerfsimError):
     def problems(self) -> tuple[Problem, ...]:
         """Every problem with its place, what is wrong and how to fix it."""
         return self._problems
+
+    @property
+    def line(self) -> str:
+        """What is wrong, without places and help, in one line."""
+        more = len(self.problems) - MOST_SHOWN
+        messages = [problem.message for problem in self.problems[:MOST_SHOWN]]
+        return "; ".join([*messages, *([f"and {more:,} more"] if more > 0 else [])])
 
 
 class UnknownNameError(InputError):

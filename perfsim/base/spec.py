@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
 
 from perfsim.base.dates import PATTERN
-from perfsim.base.errors import CatalogError, Problem, refused_values
+from perfsim.base.errors import CatalogError, InputError, Problem, refused_values
 from perfsim.base.text import did_you_mean
-from perfsim.base.units import refusal
 
 PROSE = frozenset({"description", "sources", "assumed"})
 """Fields that explain a description, and on which no answer depends."""
@@ -44,9 +42,9 @@ def _folder(name: str) -> str:
     return name
 
 
-def _wrong_name(message: str, name: str) -> PydanticCustomError:
+def _wrong_name(message: str, name: str) -> InputError:
     kept = "".join(char if char.isalnum() or char in "._- " else "_" for char in name)[:60].strip(" ._")
-    return refusal(message, f"write for example {kept}" if kept else "")
+    return InputError(message, f"write for example {kept}" if kept else "")
 
 
 Name = Annotated[str, AfterValidator(_named)]

@@ -12,7 +12,6 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
-from pydantic_core import PydanticCustomError
 
 from perfsim.base.errors import InputError
 from perfsim.base.text import nearest
@@ -293,23 +292,20 @@ def quantity(
     units = _UNITS[dimension]
 
     def read(value: Any, info: ValidationInfo) -> float:
+        if isinstance(value, str):
+            if not bits:
+                _without_bits(value, dimension)
+            return _within(parse_quantity(value, dimension), value, dimension, least, most)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _refusal(f"{value!r} is not a quantity", dimension)
         try:
-            if isinstance(value, str):
-                if not bits:
-                    _without_bits(value, dimension)
-                return _within(parse_quantity(value, dimension), value, dimension, least, most)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise _refusal(f"{value!r} is not a quantity", dimension)
-            try:
-                plain = float(value)
-            except OverflowError:  # an integer that no float holds
-                plain = math.inf if value > 0 else -math.inf
-            if info.context and info.context.get("yaml"):
-                raise _bare_number(plain, dimension)
-            text = f"{plain:g}"
-            return _within(_checked(plain, text, dimension), text, dimension, least, most)
-        except InputError as error:
-            raise refusal(error.problems[0].message, error.problems[0].help) from None
+            plain = float(value)
+        except OverflowError:  # an integer that no float holds
+            plain = math.inf if value > 0 else -math.inf
+        if info.context and info.context.get("yaml"):
+            raise _bare_number(plain, dimension)
+        text = f"{plain:g}"
+        return _within(_checked(plain, text, dimension), text, dimension, least, most)
 
     schema = {
         "type": "string",
@@ -318,11 +314,6 @@ def quantity(
         "examples": [f"10 {units.usual}"],
     }
     return BeforeValidator(read), WithJsonSchema(schema, mode="validation")
-
-
-def refusal(message: str, help_text: str = "") -> PydanticCustomError:
-    """What a validator raises to refuse a value, in words that the reader of a file shows at its line."""
-    return PydanticCustomError("refused", "{message}", {"message": message, "help": help_text})
 
 
 def number(least: float, most: float) -> tuple[Any, BeforeValidator]:
@@ -339,7 +330,7 @@ def _number(value: Any, info: ValidationInfo) -> Any:
         return int(value) if value.isdigit() else float(value)
     message = f"`{value[:_MOST_SHOWN]}` is text, a number is expected"
     help_text = f"write it without quotes: {value.strip()}" if is_number else ""
-    raise refusal(message, help_text)
+    raise InputError(message, help_text)
 
 
 Bytes = Annotated[float, *quantity("bytes")]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
+from perfsim.base.errors import MOST_SHOWN, CatalogError, InputError, Problem, refused_value
 from perfsim.base.spec import UNNAMED, CatalogSpec, SpecT
 from perfsim.base.text import GAP, covering, did_you_mean, nearest
 from perfsim.base.units import YAML_CONTEXT
@@ -301,9 +301,9 @@ def _problem(details: ErrorDetails, node: Node, path: Loc, help_text: str) -> Pr
         return node.mark_at(path).problem(f"`{name}` is missing{inside}", help_text)
     if kind == "extra_forbidden":
         return node.mark_at(path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
-    if {"message", "help"} <= context.keys():
-        message = str(context["message"])
-        help_text = str(context["help"])
+    if isinstance(error := context.get("error"), InputError):
+        message = error.line
+        help_text = "; ".join(problem.help for problem in error.problems[:MOST_SHOWN] if problem.help)
     elif kind == "value_error":
         message = refused_value(details)
     elif kind in {"literal_error", "enum"}:

@@ -96,6 +96,8 @@ class Source:
             return yaml.load(self.text, Loader=_Loader)  # noqa: S506  # a SafeLoader without objects
         except RecursionError:
             self.refuse("nested too deeply")
+        except InputError:  # a number that is not finite
+            raise
         except (ValueError, TypeError, OverflowError, LookupError, AttributeError, yaml.YAMLError) as error:
             words = getattr(error, "problem", None) or getattr(error, "msg", None) or str(error)
             lines = re.findall(r"line (\d+)", str(error))

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast
 from pydantic import AfterValidator, Field, create_model, field_validator, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
-from perfsim.base.errors import CatalogError, PerfsimError, made_by, plug_ins
+from perfsim.base.errors import CatalogError, InputError, PerfsimError, made_by, plug_ins
 from perfsim.base.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
 from perfsim.base.spec import CatalogSpec, DatedSpec, Name, Spec
-from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity, refusal
+from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 from perfsim.specs.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.specs.wall_clock import Range
@@ -25,7 +25,7 @@ Devices = Annotated[int, *number(1, MOST_DEVICES)]
 def _release(name: str) -> str:
     if re.fullmatch(r"peak|[rR]?[0-9]{1,3}(\.[0-9]{1,3}){0,2}", name):
         return name
-    raise refusal(f"software release {name[:60]!r} is not of the form r2.0", "write for example r2.0")
+    raise InputError(f"software release {name[:60]!r} is not of the form r2.0", "write for example r2.0")
 
 
 Release = Annotated[str, AfterValidator(_release)]
@@ -396,7 +396,7 @@ class GpuClusterSpec(SystemSpec):
         if device.kind != "gpu":
             message = f"`{device.name}` is of kind {device.kind}; a gpu-cluster has devices of kind gpu"
             help_text = "name a GPU, such as h100-sxm5-80gb, or extend a wafer-cluster, such as cs-2"
-            raise refusal(message, help_text)
+            raise InputError(message, help_text)
         return device
 
     def machine(self, devices: int) -> str:
@@ -476,7 +476,7 @@ class _Unusable(SystemSpec):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, _data: Any) -> Any:
-        raise refusal(cls.reason)
+        raise InputError(cls.reason)
 
 
 def _system_type(machine: Any) -> type[SystemSpec]:

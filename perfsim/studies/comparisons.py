@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from perfsim.base.errors import InputError, within_floats
 from perfsim.base.groups import listed
@@ -166,20 +166,17 @@ class _SpeedsSpec(Spec):
     device: str
     runs: Annotated[tuple[_TimedRun, ...], Field(min_length=2)]
 
-    @model_validator(mode="after")
-    def _on_a_hyperbola(self) -> Self:
-        """A refusal of the runs stands at their line."""
-        try:
-            self._hyperbola()
-        except InputError as error:
-            raise ValueError(f"runs: {error.problems[0].message}") from None
-        return self
+    @field_validator("runs")
+    @classmethod
+    def _on_a_hyperbola(cls, runs: tuple[_TimedRun, ...]) -> tuple[_TimedRun, ...]:
+        _hyperbola(runs)
+        return runs
 
     def answer(self) -> _Answer:
         """One row a run: its speedup over the first, and what statistics and hardware have of it."""
         first = self.runs[0]
         last = self.runs[-1]
-        e_min, b_crit, checked = self._hyperbola()
+        e_min, b_crit, checked = _hyperbola(self.runs)
         rows = []
         for run in self.runs:
             speedup = first.time / run.time
@@ -204,24 +201,21 @@ class _SpeedsSpec(Spec):
         )
         return columns, rows, verdict, note
 
-    def _hyperbola(self) -> tuple[float, float, str]:
-        """E_min and B_crit of the runs, and the end of the sentence; InputError where they determine none."""
-        levels = listed((run.batch, run.examples) for run in self.runs)
-        if len(levels) < 2:
-            raise InputError(
-                "runs of one batch tell nothing of statistics: give runs of at least two batches"
-            )
-        if len(levels) > 2:
-            fit = HyperbolaFit.of([run.batch for run in self.runs], [run.examples for run in self.runs])
-            return fit.e_min, fit.b_crit, "."
-        (small, low), (large, high) = sorted((batch, fmean(known)) for batch, known in levels.items())
-        slope = (high - low) / (large - small)
-        e_min = low - slope * small
-        if slope <= 0 or e_min <= 0:
-            raise InputError(
-                "the examples of the two batches are on no hyperbola: they must grow with the batch"
-            )
-        return e_min, e_min / slope, " (two batches determine it without a check)."
+
+def _hyperbola(runs: Sequence[_TimedRun]) -> tuple[float, float, str]:
+    """E_min and B_crit of the runs, and the end of the sentence; InputError where they determine none."""
+    levels = listed((run.batch, run.examples) for run in runs)
+    if len(levels) < 2:
+        raise InputError("runs of one batch tell nothing of statistics: give runs of at least two batches")
+    if len(levels) > 2:
+        fit = HyperbolaFit.of([run.batch for run in runs], [run.examples for run in runs])
+        return fit.e_min, fit.b_crit, "."
+    (small, low), (large, high) = sorted((batch, fmean(known)) for batch, known in levels.items())
+    slope = (high - low) / (large - small)
+    e_min = low - slope * small
+    if slope <= 0 or e_min <= 0:
+        raise InputError("the examples of the two batches are on no hyperbola: they must grow with the batch")
+    return e_min, e_min / slope, " (two batches determine it without a check)."
 
 
 # The equations of data, tensor and pipeline parallelism next to the bytes of simulated steps.

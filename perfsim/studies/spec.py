@@ -21,11 +21,11 @@ from pydantic import (
 )
 
 from perfsim.base.dates import EQUAL, LATEST, check_day
-from perfsim.base.errors import MOST_SHOWN, CatalogError, InputError, LayoutError
+from perfsim.base.errors import CatalogError, InputError
 from perfsim.base.sizes import MEMORY_LIMIT, MOST_CHOICES
 from perfsim.base.spec import PROSE, CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
-from perfsim.base.units import number, refusal
+from perfsim.base.units import number
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.laws import DEFAULT_LOSS_LAW, LOSS_LAWS, LossLaw
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
@@ -115,7 +115,7 @@ class CandidateSpec(Spec):
         if loose:
             written = ",".join([str(data.get("layout", "")), *loose]).strip(",")
             message = f"layout: the commas end the value {data.get('layout')}"
-            raise refusal(message, f'put the layout in quotes: "{written}"')
+            raise InputError(message, f'put the layout in quotes: "{written}"')
         return data
 
     @field_validator("strategy")
@@ -124,7 +124,7 @@ class CandidateSpec(Spec):
         """Every name belongs to a strategy; a plug-in that fails is reported when it is asked."""
         for name in _names(names):
             if name not in STRATEGIES and name not in (known := strategy_names()):
-                raise refusal(f"unknown strategy {name!r}", did_you_mean(name, known))
+                raise InputError(f"unknown strategy {name!r}", did_you_mean(name, known))
         return names
 
     @field_validator("layout")
@@ -135,16 +135,9 @@ class CandidateSpec(Spec):
         if layout is None or system is None or not devices:
             return layout
         if isinstance(info.data.get("strategy"), tuple):
-            raise refusal("several strategies cannot share one layout", "write a candidate for each layout")
-        try:
-            machine_of(system).parse_layout(layout, devices[0])
-        except LayoutError as error:
-            shown = error.problems[:MOST_SHOWN]
-            messages = "; ".join(problem.message for problem in shown)
-            if len(error.problems) > MOST_SHOWN:
-                messages += f"; and {len(error.problems) - MOST_SHOWN:,} more"
-            helps = "; ".join(problem.help for problem in shown if problem.help)
-            raise refusal(messages, helps) from None
+            message = "several strategies cannot share one layout"
+            raise InputError(message, "write a candidate for each layout")
+        machine_of(system).parse_layout(layout, devices[0])
         return layout
 
     @property
@@ -173,7 +166,7 @@ Candidates = Annotated[tuple[CandidateSpec, ...], AfterValidator(_one_strategy_e
 def _named(kind: str, known: Iterable[str]) -> AfterValidator:
     def check(name: str) -> str:
         if name not in known:
-            raise refusal(f"unknown {kind} {name!r}", did_you_mean(name, sorted(known)))
+            raise InputError(f"unknown {kind} {name!r}", did_you_mean(name, sorted(known)))
         return name
 
     return AfterValidator(check)
@@ -233,10 +226,7 @@ class UncertaintySpec(Spec):
 
 
 def _day_or_none(text: str) -> str:
-    try:
-        return check_day(text, LATEST, EQUAL) if text else text
-    except InputError as error:
-        raise refusal(error.problems[0].message, error.problems[0].help) from None
+    return check_day(text, LATEST, EQUAL) if text else text
 
 
 BatchSizes = Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
@@ -286,9 +276,9 @@ class StudySpec(CatalogSpec):
         own = recipe.global_batch_size or recipe.batch_size_per_device
         if own and self.batch_sizes not in ("auto", (recipe.global_batch_size,)):
             said = f"batch_sizes: recipe {recipe.name} has a batch of its own, {own:,}"
-            raise refusal(said, "omit batch_sizes, or write `global_batch_size: null` in the recipe")
+            raise InputError(said, "omit batch_sizes, or write `global_batch_size: null` in the recipe")
         if self.convergence.loss_scale and recipe.target_loss is None:
-            raise refusal(f"convergence: loss_scale is of a target_loss; recipe {recipe.name} has none")
+            raise InputError(f"convergence: loss_scale is of a target_loss; recipe {recipe.name} has none")
         return self
 
     @property
