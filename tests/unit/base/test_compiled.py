@@ -1,6 +1,7 @@
 """Machine code does what Python does, is kept on disk, and is loaded from there without numba."""
 
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,23 @@ def test_arrays_in_any_order_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatc
         for out in (np.zeros((2, 2)), np.zeros((2, 2), order="F"), np.zeros((2, 4))[:, ::2]):
             known((column, 4), out)
             assert out[:, 1].tolist() == [value * STEP + 4 for value in column.tolist()]
+
+
+def test_few_entries_do_not_import_llvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine = compiled._machine()
+
+    @cache
+    def asked() -> Any:
+        return machine
+
+    monkeypatch.setattr(compiled, "_machine", asked)
+    out = np.zeros((2, 2))
+    for few, asks in ((out.size, 0), (out.size - 1, 1)):
+        out[:] = 0.0
+        Compiled(fill, few)((np.array([1.0, 2.5]), 4), out)
+        assert out.tolist() == [[0.0, 7.0], [0.0, 11.5]]
+        assert asked.cache_info().currsize == asks
 
 
 def test_another_numba_for_arrays_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
