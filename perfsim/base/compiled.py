@@ -72,8 +72,9 @@ class Compiled:
     def __call__(self, *arguments: Any) -> None:
         kinds, words = _laid(arguments)
         values = [part.value if isinstance(part, Laid) else part for part in arguments]
-        entries = sum(value.size for value in values if isinstance(value, np.ndarray))
-        is_short = entries <= self._few and not _machine.cache_info().currsize
+        is_short = False
+        if self._few and not _machine.cache_info().currsize:
+            is_short = sum(value.size for value in values if isinstance(value, np.ndarray)) <= self._few
         if is_short or not IS_INSTALLED or os.environ.get("NUMBA_DISABLE_JIT"):
             self._function(*values)
             return
