@@ -6,7 +6,6 @@ Importing numba takes a quarter of a second, importing LLVM and loading a functi
 from __future__ import annotations
 
 import os
-from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from ctypes import CFUNCTYPE, c_char_p, c_int32
@@ -14,6 +13,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from struct import pack
 from types import FunctionType
 from typing import Any
 
@@ -52,8 +52,8 @@ def _laid(value: Any) -> tuple[str, bytes]:
         kind = f"{value.dtype.char}{value.ndim}{order}{'' if flags.writeable else 'r'}"
         address = value.__array_interface__["data"][0]
         shape = (*value.shape, *value.strides)
-        return kind, array("q", (0, 0, value.size, value.itemsize, address, *shape)).tobytes()
-    return "i", array("q", (value,)).tobytes()
+        return kind, pack(f"{5 + len(shape)}q", 0, 0, value.size, value.itemsize, address, *shape)
+    return "i", pack("q", value)
 
 
 class Compiled:
