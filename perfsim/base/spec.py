@@ -127,7 +127,7 @@ def replaced(
     problems: list[Problem] = []
     for path, value in changes.items():
         try:
-            _put(data, path, read(path, value))
+            _put(spec, data, path, read(path, value))
         except CatalogError as error:
             problems += [Problem(f"{path}: {known.message}", help=known.help) for known in error.problems]
     if problems:
@@ -137,14 +137,17 @@ def replaced(
     return type(spec).model_validate(data)
 
 
-def _put(data: dict[str, Any], path: str, value: Any) -> None:
-    """Set the value at a dotted path; CatalogError where the path leads nowhere."""
-    *parents, last = path.split(".")
-    for part in (*parents, last):
-        if part not in data:
-            raise CatalogError(f"`{part}` is not a field", did_you_mean(part, data))
-        if part is not last and not isinstance(data[part], dict):
-            raise CatalogError(f"`{part}` is not set, so nothing in it can be changed")
-        if part is not last:
-            data = data[part]
-    data[last] = value
+def _put(spec: Any, data: dict[str, Any], path: str, value: Any) -> None:
+    """Set the value at a dotted path, in a mapping also of a new key; CatalogError where it leads nowhere."""
+    part, inner, rest = path.partition(".")
+    if isinstance(spec, BaseModel) and part not in data:
+        raise CatalogError(f"`{part}` is not a field", did_you_mean(part, data))
+    if not inner:
+        data[part] = value
+        return
+    within = getattr(spec, part) if isinstance(spec, BaseModel) else spec.get(part, {})
+    if not isinstance(within, (BaseModel, dict)):
+        raise CatalogError(
+            f"`{part}` is not set, so nothing in it can be changed", f"write {part} as a whole"
+        )
+    _put(within, data.setdefault(part, {}), rest, value)

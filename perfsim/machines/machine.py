@@ -21,6 +21,7 @@ from perfsim.network import Topology
 from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec
 from perfsim.specs.layout import Layout, Recompute, parsed_settings
+from perfsim.specs.prices import PRICE_OF
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan
@@ -234,6 +235,8 @@ class Machine(ABC):
 
     def reads(self, system: SystemSpec, path: str) -> bool:
         """Whether an answer on a system depends on the value at a path of a question."""
+        if path.startswith(PRICE_OF):
+            return path.split(".")[2] == system.name
         unread = self.unread + (() if self.has_host(system) else self.unread_without_host)
         return not covering(path, unread)
 

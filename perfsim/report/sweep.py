@@ -16,12 +16,15 @@ from perfsim.report.page import Page, Section, caveats_section
 from perfsim.report.study import inputs_section, wall_sentence
 from perfsim.report.study_figures import where_steps_go
 from perfsim.report.table import Cell, Table, Value, document_text, plain
+from perfsim.specs.prices import NOT_GIVEN, Prices
 from perfsim.studies.answers import PointResult, confidence
 from perfsim.studies.variants import Change, Match, Series, SweepResult
 from perfsim.version import __version__
 
 WALL = "on the wall"
 """The column of the time to the target that a study has as well."""
+BILLED = ("energy", "money")
+"""The columns of what a run takes by the prices of its study."""
 _MAX_HEAD_ROWS = 8
 MAX_ON_TERMINAL = 40
 """Rows of points or variants on a terminal; the report has all."""
@@ -41,6 +44,7 @@ def _all_points(result: SweepResult) -> Section:
     """At most `MAX_ROWS` points of the grid, with an answer or the reason why there is none."""
     points = text.thinned(result.points, MAX_ROWS)
     paths = list(dict.fromkeys(path for point in result.points for path, _ in point.circumstances))
+    billed = _billed(points)
     caption = "In the order of the grid; the reason says what would have to change."
     if len(points) < len(result.points):
         caption += (
@@ -54,7 +58,7 @@ def _all_points(result: SweepResult) -> Section:
             *(point.system, point.strategy, point.num_devices, point.batch_text or None),
             *map(dict(point.circumstances).get, paths),
             point.target_time.time_s if known else None,
-            *map(known.get, (WALL, "step", "MFU", "layout")),
+            *map(known.get, (WALL, *billed, "step", "MFU", "layout")),
             "; ".join(point.reasons),
         ]
 
@@ -64,7 +68,9 @@ def _all_points(result: SweepResult) -> Section:
         "devices": text.COUNT,
         "batch": text.COUNT,
         **dict.fromkeys(map(text.human, paths)),
-        **dict.fromkeys(("healthy steps", WALL, "step"), text.TIME),
+        **dict.fromkeys(("healthy steps", WALL), text.TIME),
+        **{name: _units([]).get(name) for name in billed},
+        "step": text.TIME,
         "MFU": text.SHARE,
         "layout": None,
         "reason": None,
@@ -81,14 +87,16 @@ def sweep_lines(result: SweepResult) -> list[str]:
     count = f"{len(result.points):,} points"
     if infeasible := len(result.points) - len(result.feasible):
         count += f", {infeasible:,} without a feasible plan"
+    billed = _billed(result.feasible)
     if result.changes:
         table = _change_table(result.changes, max(2, MAX_ON_TERMINAL // len(result.changes)))
-        names: tuple[str, ...] = ("in common", "variant", "batch", "step", "MFU", "change", WALL)
+        names: tuple[str, ...] = ("in common", "variant", "batch", "step", "MFU", "change", WALL, *billed)
         rows = table.rows
         left_out = "more variants, of less effect, are in the report."
     else:
         table = _series_table(result.series)
-        names = ("series", "machine", "batch", "step", "MFU", *_EFFICIENCIES[: bool(result.scalings)], WALL)
+        scaled = _EFFICIENCIES[: bool(result.scalings)]
+        names = ("series", "machine", "batch", "step", "MFU", *scaled, WALL, *billed)
         fastest = table.sorted(WALL).rows[:MAX_ON_TERMINAL]
         rows = [row for row in table.rows if row in fastest][:MAX_ON_TERMINAL]
         left_out = "more points are in the report, all slower."
@@ -270,6 +278,9 @@ def _answer_cells(point: PointResult) -> dict[str, Cell | Value]:
     """What the tables of a sweep show of a point that has a plan, by column."""
     own = point.prediction
     taken = point.outcome.wall_s
+    energy = point.outcome.energy_kwh
+    money = point.outcome.money
+    paid = replace(text.FEW, name=point.study.prices.currency)  # which a grid may vary
     return {
         "machine": point.machine,
         "devices": point.num_devices,
@@ -278,10 +289,17 @@ def _answer_cells(point: PointResult) -> dict[str, Cell | Value]:
         "step": own.step_time_s,
         "MFU": own.mfu,
         WALL: Cell(taken.typical, taken.band),
+        "energy": Cell(NOT_GIVEN) if energy is None else Cell(energy.typical, energy.band),
+        "money": Cell(NOT_GIVEN) if money is None else Cell(money.typical, money.band, unit=paid),
         "layout": text.layout_short(own.layout),
         "limited by": own.why.cause,
         "nearest remedy": own.why.remedy,
     }
+
+
+def _billed(points: Sequence[PointResult]) -> tuple[str, ...]:
+    """The columns of energy and money, where a point has prices."""
+    return BILLED if any(point.study.prices_of(point.candidate) != Prices() for point in points) else ()
 
 
 def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
@@ -289,7 +307,8 @@ def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
     unit = text.TIME.of(point.prediction.wall_s for point in points)
     step = text.TIME.of([max((point.prediction.step_time_s for point in points), default=1.0)])
     counts = dict.fromkeys(("devices", "batch", "steps"), text.COUNT)
-    return {**counts, "step": step, "MFU": text.WHOLE_SHARE, WALL: unit}
+    energy = {"energy": replace(text.FEW, name="kWh")}
+    return {**counts, **energy, "step": step, "MFU": text.WHOLE_SHARE, WALL: unit}
 
 
 # Time to the target and efficiency by number of devices, next to the ideal.
@@ -319,7 +338,7 @@ def _series_table(series: Sequence[Series]) -> Table:
 
 _EFFICIENCIES = ("efficiency", "in throughput")
 _OF_SERIES = (
-    "series", "machine", "devices", "batch", "steps", "step", "MFU", *_EFFICIENCIES, WALL, "layout",
+    "series", "machine", "devices", "batch", "steps", "step", "MFU", *_EFFICIENCIES, WALL, *BILLED, "layout",
     "limited by",
 )  # fmt: skip
 
@@ -337,7 +356,8 @@ def _scaling(result: SweepResult) -> Section:
     if len(result.series) > _MAX_SERIES:
         lead += f" {len(result.series) - _MAX_SERIES} more lines are among all points below."
     scaled = _EFFICIENCIES if result.scalings else ()
-    columns = ("series", "devices", "batch", WALL, *scaled, "layout", "limited by")
+    billed = _billed(result.feasible)
+    columns = ("series", "devices", "batch", WALL, *billed, *scaled, "layout", "limited by")
     table = _series_table(result.series[:_MAX_SERIES]).only(*columns)
     figure = _scaling_curve(table) if len({*table.values("devices")}) > 1 else None
     return Section("Scaling", lead, figure, table, ("devices", WALL, *scaled[1:]))
@@ -376,7 +396,8 @@ def _time_and_cost(result: SweepResult) -> Iterator[Section]:
     if len(result.targets) > 1 or all(len(member.points) == 1 for member in result.series):
         return
     money = [point.outcome.money for _, point in points]
-    priced = None not in money
+    currencies = {point.study.prices.currency for _, point in points}
+    priced = None not in money and len(currencies) == 1
     pairs = []
     for amount, (_, point) in zip(money, points, strict=True):
         time_s = point.prediction.wall_s
@@ -388,7 +409,7 @@ def _time_and_cost(result: SweepResult) -> Iterator[Section]:
         )
         for (_, point), pair in zip(points, pairs, strict=True)
     ]
-    cost = text.Unit(points[0][1].study.prices.currency if priced else "device-days")
+    cost = text.Unit(currencies.pop() if priced else "device-days")
     unit = text.TIME.of(time_s for time_s, _ in pairs)
     table = Table.of(
         {"series": None, "machine": None, WALL: unit, "cost": cost},
@@ -465,7 +486,7 @@ def _change_table(changes: Mapping[str, Sequence[Change]], most: int | None = No
             row = {"in common": group, "variant": own.point.variant, "change": Cell(changed, note=mark)}
             rows.append(_answer_cells(own.point) | row | {"policy changed": own.policy or None})
     units = _units([own.point for group in changes.values() for own in group]) | {"change": text.CHANGE}
-    names = ("in common", "variant", "machine", "batch", "step", "MFU", "change", WALL)
+    names = ("in common", "variant", "machine", "batch", "step", "MFU", "change", WALL, *BILLED)
     return Table.each(
         rows,
         {
@@ -479,7 +500,7 @@ def _change_table(changes: Mapping[str, Sequence[Change]], most: int | None = No
 def _changed_steps(result: SweepResult) -> Section:
     """How much longer or shorter a step is under each variant, where variants do the same work."""
     names = ("in common", "variant", "machine", "step", "change", "policy changed", "limited by")
-    table = _change_table(result.changes).only(*names, "nearest remedy")
+    table = _change_table(result.changes).only(*names, *_billed(result.feasible), "nearest remedy")
     lead = (
         "Shows which part of the machine a step depends on. Each bar is the change relative to "
         f"\u201c{result.variants[0]}\u201d, all else equal."

@@ -14,6 +14,8 @@ Number = Annotated[float, *number(0, 1e12)]
 Currency = Annotated[str, Field(min_length=1, max_length=12)]
 GIVEN = "given by the study"
 NOT_GIVEN = "not given"
+PRICE_OF = "prices.machines."
+"""What the path of a machine's price begins with; the name of its system follows."""
 
 
 class _AmountRange(Range[Number]):

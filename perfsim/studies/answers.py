@@ -289,6 +289,8 @@ def setting_text(value: Any) -> str:
     if isinstance(value, float):
         scale, word = large_word(value)
         return f"{value / scale:,.9g} {word}".strip()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {setting_text(item)}" for key, item in value.items())
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

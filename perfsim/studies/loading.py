@@ -23,7 +23,7 @@ from perfsim.network import nearest_link
 from perfsim.prediction.planner import refusal_of
 from perfsim.prediction.question import Asked, changes_by_root, misplaced, priced_part
 from perfsim.specs.hardware import SystemSpec
-from perfsim.specs.prices import PriceSpec
+from perfsim.specs.prices import PRICE_OF, PriceSpec
 from perfsim.strategies import strategy
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import CALLED, SHARED, Candidates, CandidateSpec, Point, StudySpec
@@ -76,8 +76,8 @@ class _StudyCatalog(Catalog):
 
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
-STUDY_ROOTS = ("batch", *(name for name in SHARED if name != "perturbations"))
-ROOTS = tuple(dict.fromkeys([*STUDY_ROOTS, "prices", *CandidateSpec.model_fields]))
+STUDY_ROOTS = ("batch", *SHARED, "prices")
+ROOTS = tuple(dict.fromkeys([*STUDY_ROOTS, *CandidateSpec.model_fields]))
 """What the paths of changes begin with."""
 RECIPE_BATCHES = ("recipe.global_batch_size", "recipe.batch_size_per_device")
 BATCH_PATHS = (*RECIPE_BATCHES, "batch_sizes", "batch")
@@ -128,7 +128,7 @@ def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list
                 node = node.mapping[key]
             mark = mapping.node.mark_at((*where, path), of_key=True)
             axis = _Axis(path, mark, (node,) if name else tuple(node.sequence), ": ".join(where))
-            known = [*([] if name else ["candidates"]), *MACHINE_ROOTS, *STUDY_ROOTS]
+            known = [*([] if name else ["candidates"]), *ROOTS]
             if help_text := Asked.instead(path, known):
                 problems.append(axis.problem(f"`{path}` cannot be swept", help_text))
             else:
@@ -153,15 +153,16 @@ def _wrong_values(
     owner, path = owner_of(study, candidate, axis.path)
     count, record, index, _ = reached(owner, path)
     parts = path.split(".")
-    if count < len(parts):
-        try:
-            catalog.override(owner, {path: axis.values[0]})
-        except CatalogError as error:
-            return reader.placed(error.problems, axis.key, f"{axis.where}: ")
-        return [axis.problem(f"`{axis.path}` is not a field", "")]
+    problems = []
+    if count < len(parts):  # a path that leads nowhere, or to a new key such as a system without a price
+        for value in axis.values:
+            try:
+                catalog.override(owner, {path: value})
+            except CatalogError as error:
+                problems += reader.placed(error.problems, axis.key, f"{axis.where}: ")
+        return list(dict.fromkeys(problems))
     annotation = record.model_fields[parts[index]].annotation
     named = index == len(parts) - 1 and any(reader.is_named(member) for member in reader.members(annotation))
-    problems = []
     for node in axis.nodes:
         try:
             if axis.path == "strategy":
@@ -374,7 +375,8 @@ def _unread(path: str, candidates: Sequence[CandidateSpec]) -> Problem | None:
     systems = dict.fromkeys(candidate.system.name for candidate in candidates)
     if not systems or any(machine_of(known.system).reads(known.system, path) for known in candidates):
         return None
-    return Problem(f"{path} changes nothing on {' or '.join(systems)}", help="omit it")
+    help_text = did_you_mean(path.split(".")[2], systems) if path.startswith(PRICE_OF) else "omit it"
+    return Problem(f"{path} changes nothing on {' or '.join(systems)}", help=help_text)
 
 
 def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] = ()) -> StudySpec:
@@ -450,9 +452,8 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                 except InputError as error:
                     said = [f"{path} {value}" for path, value in changes.items()]
                     label = ", ".join([candidate.system.machine(devices), str(candidate.strategy), *said])
-                    raise CatalogError(
-                        reader.placed(error.problems, mapping.node.mark_at(("grid",)), f"{label}: ")
-                    ) from None
+                    at = mapping.node.mark_at(("variants", name) if name else ("grid",))
+                    raise CatalogError(reader.placed(error.problems, at, f"{label}: ")) from None
                 points.append(Point(study, {**apart, **settings}))
     if not points:
         raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
@@ -499,6 +500,9 @@ class Sweep:
     def priced(self, prices: Mapping[str, float]) -> Self:
         """The points with these prices of a device-hour, by system."""
         known = {point.system for point in self.points}
+        for path in dict.fromkeys(path for point in self.points for path in point.settings):
+            if path.startswith(PRICE_OF) and path.split(".")[2] in prices:
+                raise InputError(f"{path} is swept and priced by the question as well", "keep one of them")
         points = (replace(point, study=priced(point.study, prices, known)) for point in self.points)
         return replace(self, points=tuple(points)) if prices else self
 

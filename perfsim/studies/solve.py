@@ -24,7 +24,6 @@ import numpy as np
 from perfsim.base.arrays import Floats, Ints
 from perfsim.base.dates import EQUAL
 from perfsim.base.errors import InputError, PerfsimError, attempt
-from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.text import did_you_mean, large_word
 from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity
 from perfsim.catalog import Catalog
@@ -154,6 +153,8 @@ SIZE = "model.num_parameters"
 """The size of the model: no field of it, but a shape of its family."""
 _REACH = 1e3
 """How far from today's value a number is looked for, as a factor."""
+LARGEST = 2**16
+"""Devices that are tried at most, unless today's are more: four times those of Llama 3 (arXiv 2407.21783)."""
 STEPS = 96
 """Numbers in a power of ten that are tried."""
 ENDS = ("tokens", "tokens_per_parameter", "target_loss")
@@ -216,10 +217,11 @@ def _devices(path: str, point: Point) -> _Unknown:
     parts = sorted({*powers, *servers})
     grid = [*map(parts.index, powers)]
     nodes = 1
-    while node * nodes <= MOST_DEVICES:
+    most = max(LARGEST, 4 * point.num_devices)
+    while node * nodes <= most:
         grid.append(len(parts) + nodes - 1)
         nodes += 1 << max(nodes.bit_length() - 3, 0)
-    return _Unknown(path, [*parts, *range(node, MOST_DEVICES + 1, node)], point.num_devices, grid=grid)
+    return _Unknown(path, [*parts, *range(node, most + 1, node)], point.num_devices, grid=grid)
 
 
 def _batch(_path: str, point: Point) -> _Unknown:
@@ -585,6 +587,8 @@ class _Search:
             known = {index: row.miss(level) for index, row in self.tried.items() if row.misses is not None}
             here = min(known, key=lambda index: abs(known[index]))
             now = known[here]
+            if self.minimise and now <= 0:
+                return  # the least is looked for from here on
             # A nearer value may have another plan, which hides how the quantity grows.
             far = [index for index in known if abs(self.logs[index] - self.logs[here]) > TWICE / 2]
             for part in (1, 4, 16):  # both neighbours of a loss may be beyond its law
@@ -600,6 +604,9 @@ class _Search:
             step = min(max(1.05 * abs(now / slope), LEAST_STEP), MOST_STEP)
             ahead = self._stepped(edge, way * step)
             while self._at(ahead).misses is None and len(inside := self._between(edge, ahead)):
+                hopeless = now * (now + slope * (self.logs[ahead] - self.logs[here])) > 0
+                if hopeless and inside[0] not in self.grid:
+                    break
                 ahead = int(inside[(len(inside) - 1) // 2])  # up to the last value that has a plan
             ended = ahead == edge or abs(self.logs[edge] - self.logs[here]) > TWICE
             if ended or self._at(ahead).misses is None:
@@ -640,7 +647,7 @@ class _Search:
             reasons = dict.fromkeys(tried.reason for tried in self.tried.values())
             return [Solution(self.label, reason="; ".join(list(reasons)[:2]))]
         if not met or (self.equal and not turned):
-            return [self._nothing(misses)]
+            return [self._nothing()]
         if self.minimise:
             return [self._least()]
         rows: list[Solution] = []
@@ -674,7 +681,7 @@ class _Search:
                     del self.tried[ahead]  # what has no answer turns nothing
                     break
         met = [index for index, row in self.tried.items() if row.miss(HALF) <= 0]
-        if met and self.unknown.grid and self.conditions and not self.equal:
+        if met and self.unknown.grid and self.conditions and not (self.equal or self.minimise):
             # To twice the first all of the grid that would, were they as efficient as the best.
             least = min(self.logs[index] + self.tried[index].miss(HALF) for index in met)
             logs = self.logs[self.grid]
@@ -758,8 +765,20 @@ class _Search:
             tried = self._at(index)
             return tried.quantities[self.minimise] if tried.miss(HALF) <= 0 else math.inf
 
+        best = self._climbed(amount)
         for pair in self._turns(HALF) if self.unknown.numeric else []:
-            self._refine(*pair, HALF)
+            if best in pair:  # a condition keeps it from the values beyond
+                self._refine(*pair, HALF)
+        best = min(self.tried, key=amount)
+        sure = [index for index in self.tried if self.tried[index].miss(SURE) <= 0]
+        surely = self.tried[min(sure, key=amount)].value if sure else None
+        reason = f"the least of the {len(self.tried)} numbers tried" if self.unknown.grid else ""
+        if reason and best == self.grid[-1]:
+            reason += f"; numbers above {self.unknown.text(self.unknown.values[best])} are not tried"
+        return self._solution(best, surely=surely, reason=reason)
+
+    def _climbed(self, amount: Callable[[int], float]) -> int:
+        """The tried value of the least amount, once those of the grid around it are tried as well."""
         best = min(self.tried, key=amount)
         step = 2 if self.unknown.numeric else 0
         while step:
@@ -768,21 +787,26 @@ class _Search:
             ends = self.grid[[max(place - step, 0), min(place + step, len(self.grid) - 1)]].tolist()
             best = min((before, *ends), key=amount)
             step = step // 2 if best == before else step * 2
-        sure = [index for index in self.tried if self.tried[index].miss(SURE) <= 0]
-        surely = self.tried[min(sure, key=amount)].value if sure else None
-        reason = f"the least of the {len(self.tried)} numbers tried" if self.unknown.grid else ""
-        return self._solution(best, surely=surely, reason=reason)
+            step = min(step, 1) if best in self.grid[[0, -1]] else step
+        return best
 
-    def _nothing(self, misses: Mapping[int, float]) -> Solution:
+    def _nothing(self) -> Solution:
         """The nearest value, and the limit that binds there."""
-        nearest = min(misses, key=lambda index: abs(misses[index]) if self.equal else misses[index])
-        tried = self._at(nearest, answered=True)
-        words = f"no value meets it; nearest: {self.unknown.text(tried.value)}. "
+
+        def distance(index: int) -> float:
+            miss = self._at(index).miss(HALF)
+            return abs(miss) if self.equal else miss
+
+        tried = self._at(self._climbed(distance), answered=True)
+        nearest = self.unknown.text(tried.value)
+        words = f"no value meets it; nearest of the {len(self.tried)} tried: {nearest}. "
         if tried.misses is not None:
-            words += tried.points[0].prediction.why.sentence.replace("Nearest remedy:", "For a faster step:")
+            limit, _, remedy = tried.points[0].prediction.why.sentence.partition(" Nearest remedy:")
+            # A remedy by more devices is none where they are what is looked for.
+            words += f"{limit} For a faster step:{remedy}" if remedy and self.find != "devices" else limit
         beyond = dict.fromkeys(known.reason for known in self.tried.values() if known.reason)
         words += f" Others have no answer: {next(iter(beyond))}" if beyond else ""
-        told = {"text": self.unknown.text(tried.value), "nearest": tried.value, "reason": words}
+        told = {"text": nearest, "nearest": tried.value, "reason": words}
         return Solution(self.label, quantity=tried.quantities, **told)
 
 

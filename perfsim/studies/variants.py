@@ -362,6 +362,7 @@ class SweepResult:
                 | _values(first.study.recipe.model_copy(update={"runtime": None}), "recipe")
                 | _values(first.runtime, "runtime")
                 | _values(first.candidate.system, "system")
+                | _values(first.study.prices, "prices")
             )
         paths = dict.fromkeys(path for values in columns for path in values)
         rows = {path: [values.get(path, "") for values in columns] for path in paths}

@@ -73,6 +73,31 @@ def test_every_verb_takes_prices_and_one_price_wins(perfsim: Callable[..., Resul
     assert alone.exit_code == 0, alone.stderr
 
 
+def test_a_swept_price_moves_money_and_energy_of_its_machine_alone(
+    perfsim: Callable[..., Result], elsewhere: Path
+) -> None:
+    grid = "grid: {prices.machines.cs-2.device_hour: [10, 30], prices.pue: [1, 2]}"
+    path = elsewhere / "priced.yaml"
+    path.write_text(f"title: A grid\nstudy: study.yaml\n{grid}\n", encoding="utf-8")
+    answer = perfsim("sweep", "priced.yaml", "--table", "points.csv", "--out", "out", "--json")
+    assert answer.exit_code == 0, answer.stderr
+    points = json.loads(answer.stdout)["points"]
+    assert [point["system"] for point in points] == [*["dgx-a100-80gb"] * 2, *["cs-2"] * 4]
+    assert [point["cost"] is None for point in points] == [True] * 2 + [False] * 4
+    wafers = points[2:]
+    assert [one["cost"] / wafers[0]["cost"] for one in wafers] == pytest.approx([1, 1, 3, 3])
+    assert [one["energy_kwh"] / wafers[0]["energy_kwh"] for one in wafers] == pytest.approx([1, 2, 1, 2])
+    rows = list(csv.DictReader((elsewhere / "points.csv").read_text("utf-8").splitlines()))
+    assert [row["cost"] for row in rows[2:]] == [str(one["cost"]) for one in wafers]
+    lines = perfsim("sweep", "priced.yaml", "--out", "out").stdout
+    page = (elsewhere / "out" / "index.html").read_text("utf-8")
+    for one in wafers:
+        assert f"{one['cost']:,.0f} USD" in lines
+        assert f"{one['cost']:,.0f} USD" in page
+    twice = perfsim("sweep", "priced.yaml", "--price", "cs-2=3")
+    assert (twice.exit_code, "swept and priced" in twice.stderr) == (2, True)
+
+
 def test_the_examples_are_prices_with_a_date_and_a_source_and_no_default() -> None:
     examples = default_catalog().load("prices", "examples")
     assert all(price.date and price.source != GIVEN for price in examples.machines.values())

@@ -93,7 +93,7 @@ def test_every_declared_field_of_a_study_has_a_place_in_it() -> None:
 
 def test_a_study_takes_the_paths_of_a_question() -> None:
     changes = {"recipe.precision": "fp16", "runtime.overlap_grad_reduce": False, "batch": 512, "devices": 16}
-    changes |= {"system.node.nic.bandwidth": "100 Gb/s"}
+    changes |= {"system.node.nic.bandwidth": "100 Gb/s", "prices.machines.cs-2.device_hour": 9}
     changed = changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
     questions = [point.question for point in changed.points]
     assert {question.recipe.precision for question in questions} == {"fp16"}
@@ -104,6 +104,7 @@ def test_a_study_takes_the_paths_of_a_question() -> None:
     gpus, wafers = (question.system for question in questions)
     assert gpus.node.nic.bandwidth == 12.5e9
     assert wafers == ps.Catalog().system("cs-2")
+    assert [changed.prices_of(known).machines["cs-2"].device_hour for known in changed.candidates] == [9, 9]
 
 
 def test_a_sweep_takes_paths_for_its_study_its_candidates_and_the_axes_of_its_grid(tmp_path: Path) -> None:

@@ -149,9 +149,26 @@ def test_inside_a_rack_whole_servers_are_tried() -> None:
     assert row.value == 36
 
 
-def test_what_is_far_out_of_reach_is_given_up_soon() -> None:
+def test_what_is_far_out_of_reach_is_given_up_soon_with_the_nearest_number_of_all() -> None:
     answer = ps.solve(find="devices", such_that="device_hours <= 0.001", **NODE)
-    assert [(row.value, len(answer.tried[row.candidate])) for row in answer.solutions] == [(None, 3)]
+    (row,) = answer.solutions
+    (tried,) = answer.tried.values()
+    nearest = min((1, 2, 4, 8, 16, 32, 64), key=lambda n: n * ps.predict(**NODE, devices=n).step_time_s)
+    assert (row.value, row.nearest, len(tried) <= 8) == (None, nearest, True)
+    assert "more devices" not in row.reason
+
+
+def test_the_least_time_is_looked_for_beyond_numbers_without_a_plan_and_within_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(solving, "LARGEST", 64)
+    asked = {**NODE, "batch": 256, "prices.machines.dgx-a100-80gb.device_hour": 1}
+    answer = ps.solve(find="devices", such_that="cost <= 1e9", minimise="days", **asked)
+    (row,) = answer.solutions
+    (tried,) = answer.tried.values()
+    assert any(known.reason for known in tried)
+    assert (row.value, max(known.value for known in tried)) == (64, 64)
+    assert "numbers above 64 are not tried" in row.reason
 
 
 def test_less_than_a_number_is_tried_down_to_the_least() -> None:
