@@ -33,6 +33,7 @@ from perfsim.convergence.uncertain import Place, Spread, typical
 from perfsim.network import FatTree
 from perfsim.prediction.question import ASKED, Asked, question_of
 from perfsim.specs.layout import text_of, written
+from perfsim.specs.prices import PRICE_OF
 from perfsim.specs.wall_clock import Range
 from perfsim.strategies.three_d.strategy import ThreeD
 from perfsim.studies import loading
@@ -276,7 +277,8 @@ def _field(path: str, point: Point) -> _Unknown:
     steps = inner.split(".")
     count, record, index, value = loading.reached(owner, inner)
     if count < len(steps):
-        names = [*getattr(type(value), "model_fields", ()), *([SIZE] * path.startswith("model."))]
+        inside = value if isinstance(value, dict) else getattr(type(value), "model_fields", ())
+        names = [*inside, *([SIZE] * path.startswith("model."))]
         said = f"--find {path}: `{steps[count]}` is not a field"
         raise InputError(said, did_you_mean(steps[count], names))
     annotation = record.model_fields[steps[index]].annotation
@@ -898,6 +900,7 @@ def _searches(
             system = candidate.system
             machine = system.devices_noun if find == "devices" else system.machine(candidate.devices[0])
             label = ", ".join(filter(None, [machine, candidate.strategy, candidate.layout_words]))
-            price = study.prices_of(candidate).machines.get(system.name)
+            known = study.prices_of(candidate).machines.get(system.name)
+            price = None if find.startswith(PRICE_OF) else known
             own = study.model_copy(update={"candidates": (candidate.model_copy(update={"price": price}),)})
             yield _Search(own, label, find, conditions, minimise, rivals, catalog)
