@@ -427,6 +427,8 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     asked: the key and the value, what is allowed, and the nearest that is.
     """
     from perfsim.catalog import default_catalog
+    from perfsim.catalog.reader import placed
+    from perfsim.catalog.yaml_tree import Mark
     from perfsim.specs.layout import text_of_fields
     from perfsim.specs.perturbations import parse_perturbations
 
@@ -465,11 +467,7 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
         if not (isinstance(file, (str, Path)) and Path(file).is_file()):
             raise
         # A lack of constants is found without its place, which is the file of the system.
-        placed = [
-            problem if problem.file else replace(problem, file=str(file), line=1)
-            for problem in error.problems
-        ]
-        raise CatalogError(placed) from None
+        raise CatalogError(placed(error.problems, Mark(str(file), 1))) from None
 
 
 def _usual_runtime(question: Question, *, sharded: bool) -> Runtime:
