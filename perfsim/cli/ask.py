@@ -1,6 +1,6 @@
 """The verbs that ask: `run`, `plan`, `study` and `sweep`."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +10,7 @@ import click
 from perfsim.base.errors import PerfsimError, PlanError
 from perfsim.base.files import check_folder, must_be_ours, writing
 from perfsim.cli import options
-from perfsim.cli.output import Answer, must, print_lines, prints, progress, prose, write_error
+from perfsim.cli.output import Answer, must, prints, progress, prose, write_error
 from perfsim.prediction.question import Objective
 
 _NO_PLAN = "no point of the grid has a feasible plan"
@@ -101,7 +101,7 @@ def _plan(asked: dict[str, Any], objective: Any, out: Path | None, emit: str | N
     "every batch that was tried, or the points of a sweep,",
     "1, or all cores for a sweep",
 )
-def _study(study: str, compare: list[str], verify: Any, how: options.How) -> None:
+def _study(study: str, compare: list[str], verify: Any, how: options.How) -> Answer:
     """Answer a STUDY: a name of the catalogue, or a YAML file.
 
     A study with a grid or variants is answered as a sweep, as `perfsim sweep` does. A comparison of published
@@ -112,16 +112,13 @@ def _study(study: str, compare: list[str], verify: Any, how: options.How) -> Non
 
     kind = kind_of_study(study)
     if kind == "comparison":
-        _answer_comparison(study, how)
-        return
+        return _answer_comparison(study, how)
     if kind == "sweep":
         if verify is not None:
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
-        _answer_sweep(study, compare, how)
-        return
+        return _answer_sweep(study, compare, how)
     if how.dry_run:
-        print_lines(_planned(study, compare, how))
-        return
+        return _planned(study, compare, how)
     from perfsim.api.answers import study as answer_study
     from perfsim.report.study import study_lines
 
@@ -139,50 +136,41 @@ def _study(study: str, compare: list[str], verify: Any, how: options.How) -> Non
     if how.table is not None:
         answer.batch_curve.save(how.table)
     document = partial(answer.document, str(page))
-    _deliver(Answer(document, lambda: study_lines(answer), answer.check, page), how, answer.verdict)
+    return Answer(document, lambda: study_lines(answer), answer.check, page, answer.verdict)
 
 
-def _deliver(answer: Answer, how: options.How, verdict: str) -> None:
-    """Print an answer, with --quiet its verdict only, and open its page; raises what is wrong with it."""
-    printed = replace(answer, lines=lambda: prose(verdict)) if how.quiet else answer
-    printed.print(as_json=how.as_json)
-    if how.opens and answer.page and click.launch(str(answer.page)) != 0:
-        write_error(f"no browser was found: open {answer.page} in one\n")
-    answer.check()
-
-
-def _planned(study: str, names: list[str], how: options.How) -> list[str]:
+def _planned(study: str, names: list[str], how: options.How) -> Answer:
     """What a study would compute: its candidates and batches."""
     from perfsim.report.text import counted
     from perfsim.studies.loading import load_study
 
     spec = load_study(study, changes=how.changes).compared(names)
-    machines = [f"  {point.label}" for point in spec.points]
+    machines = [point.label for point in spec.points]
     given = (1,) if spec.recipe.batch_over(1) else spec.batch_sizes
     batches = "several batches" if given == "auto" else counted(len(given), "batch", "batches")
     candidates = counted(len(machines), "candidate")
-    return prose(
+    told = (
         f"{spec.name}: {spec.model.name} by {spec.recipe.name} on {candidates}, each with {batches}",
-        *machines,
+        *(f"  {machine}" for machine in machines),
         "Nothing was computed; without --dry-run a candidate takes a few seconds.",
     )
+    return Answer(lambda: {"study": spec.name, "candidates": machines}, lambda: prose(*told))
 
 
-def _answer_comparison(name: str, how: options.How) -> None:
-    """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
+def _answer_comparison(name: str, how: options.How) -> Answer:
+    """Answer a comparison and write its page; it plans no machine, so there is nothing to choose."""
     from perfsim.report.table import plain
     from perfsim.report.validation import comparison_lines, write_comparison
     from perfsim.studies.comparisons import comparison
 
     if how.dry_run:
-        print_lines(prose(f"{name}: a comparison of published figures; nothing was computed"))
-        return
+        told = f"{name}: a comparison of published figures; nothing was computed"
+        return Answer(lambda: {"study": name}, lambda: prose(told))
     result = comparison(name)
     with writing(how.out or Path("reports") / result.name) as folder:
         page = write_comparison(result, folder)
     document = {**plain(result), "report": str(page)}
-    printed = Answer(lambda: document, lambda: comparison_lines(result), page=page)
-    _deliver(printed, how, result.verdict)
+    return Answer(lambda: document, lambda: comparison_lines(result), page=page, verdict=result.verdict)
 
 
 @options.verb(
@@ -236,9 +224,9 @@ def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **more: A
 @options.answers(
     "Folder for the report and the finished points. [default: reports/NAME]", "the points", "all cores"
 )
-def _sweep(file: Path, how: options.How) -> None:
+def _sweep(file: Path, how: options.How) -> Answer:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
-    _answer_sweep(str(file), [], how)
+    return _answer_sweep(str(file), [], how)
 
 
 @options.verb(
@@ -277,8 +265,8 @@ def _explorer(
     return Answer(lambda: document, lambda: prose(counts), page=page)
 
 
-def _answer_sweep(name: str, strategies: list[str], how: options.How) -> None:
-    """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
+def _answer_sweep(name: str, strategies: list[str], how: options.How) -> Answer:
+    """Run a sweep and write its report; PlanError where no point has a plan."""
     from perfsim.api.answers import sweep as answer_sweep
     from perfsim.report.sweep import sweep_lines, sweep_text
     from perfsim.studies.loading import load_sweep
@@ -288,8 +276,7 @@ def _answer_sweep(name: str, strategies: list[str], how: options.How) -> None:
     folder = how.out or Path("reports") / asked.name
     if how.dry_run:
         planned = plan_sweep(asked, folder / STORE, how.jobs)
-        Answer(lambda: asdict(planned), lambda: prose(planned.line)).print(as_json=how.as_json)
-        return
+        return Answer(lambda: asdict(planned), lambda: prose(planned.line))
     tell = progress(quiet=how.quiet, in_a_log=True)
     answered = answer_sweep(
         asked, prices=how.prices, folder=folder, jobs=how.jobs, scheduler=how.scheduler, progress=tell
@@ -304,5 +291,5 @@ def _answer_sweep(name: str, strategies: list[str], how: options.How) -> None:
     if how.table is not None:
         answered.save_table(how.table)
     check = partial(must, answered.feasible, PlanError(_NO_PLAN))
-    printed = Answer(lambda: sweep_text(answered, report=page), lambda: sweep_lines(answered), check, page)
-    _deliver(printed, how, answered.verdict)
+    document = partial(sweep_text, answered, report=page)
+    return Answer(document, lambda: sweep_lines(answered), check, page, answered.verdict)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from perfsim.base.errors import InputError
 from perfsim.base.files import check_file
 from perfsim.base.sizes import MOST_SEQUENCES
-from perfsim.cli.output import json_option, metered
+from perfsim.cli.output import Answer, json_option, metered, prose, write_error
 from perfsim.interop import WRITTEN
 from perfsim.prediction.question import ASKED, Asker, Verify
 
@@ -250,13 +250,12 @@ class How:
     jobs: int | None
     scheduler: str | None
     dry_run: bool
-    opens: bool
     quiet: bool
     as_json: bool
 
 
 def answers(out: str, rows: str, processes: str) -> Option:
-    """The options of a verb that answers a file; the verb gets them as `how`."""
+    """The options of a verb that answers a file and gets them as `how`; its answer is printed and opened."""
 
     def check_table(path: Path, option: str) -> None:
         if path.suffix not in (".csv", ".parquet"):
@@ -281,10 +280,17 @@ def answers(out: str, rows: str, processes: str) -> Option:
 
     def decorate(verb: Callable[..., Any]) -> Any:
         @functools.wraps(verb)
-        def answering(as_of: str | None, rank: str | None, **given: Any) -> Any:
+        def answering(as_of: str | None, rank: str | None, opens: bool, **given: Any) -> None:
             asked = {"as_of": as_of, "rank": rank}
             given["changes"] |= {name: value for name, value in asked.items() if value is not None}
-            return verb(how=How(**{entry.name: given.pop(entry.name) for entry in fields(How)}), **given)
+            how = How(**{entry.name: given.pop(entry.name) for entry in fields(How)})
+            answer: Answer = verb(how=how, **given)
+            short = how.quiet and answer.verdict
+            printed = replace(answer, lines=lambda: prose(answer.verdict)) if short else answer
+            printed.print(as_json=how.as_json)
+            if opens and answer.page and click.launch(str(answer.page)) != 0:
+                write_error(f"no browser was found: open {answer.page} in one\n")
+            answer.check()
 
         return _with(answering, *options)
 

@@ -210,6 +210,8 @@ class Answer:
     """Raises what is wrong with it, once it is printed."""
     page: str | Path = ""
     """Where its page is, which the last line says."""
+    verdict: str = ""
+    """What stands for its lines where little is to be printed."""
 
     def print(self, *, as_json: bool) -> None:
         if not as_json:

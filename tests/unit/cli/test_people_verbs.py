@@ -204,6 +204,8 @@ def test_a_dry_run_of_a_study_says_what_would_be_computed(perfsim: Run) -> None:
     result = perfsim("study", "gpt3_20b", "--dry-run", "--compare", "3d")
     assert "on 1 candidate," in result.stdout
     assert "128 A100-80GB (16 DGX), 3d" in result.stdout
+    document = json.loads(perfsim("study", "gpt3_20b", "--dry-run", "--compare", "3d", "--json").stdout)
+    assert document == {"study": "gpt3_20b", "candidates": ["128 A100-80GB (16 DGX), 3d"]}
     other = perfsim("study", "gpt3_20b", "--dry-run", "--compare", "zero3")
     assert "128 A100-80GB (16 DGX), zero3" in other.stdout, "as the study itself takes it"
     assert not Path("reports").exists()
