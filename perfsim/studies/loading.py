@@ -353,21 +353,17 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
     if problems:
         raise InputError(problems)
     changer = Changer(catalog)
-    of_study = {path: value for path, value in changes.items() if not of_candidate(path)}
-    changed = changer.study(study, of_study)
-    whole = {path: value for path, value in changes.items() if of_candidate(path) and "." not in path}
-    candidates = [
-        changer.candidate(changed, known, {path: whole[path] for path in whole if suits(path, known)})
-        for known in study.candidates
-    ]
-    for path, value in changes.items():
-        if of_candidate(path) and "." in path:
-            fits = [suits(path, candidate) for candidate in candidates]
-            candidates = [
-                changer.candidate(changed, known, {path: value}) if suited or not any(fits) else known
-                for known, suited in zip(candidates, fits, strict=True)
-            ]
-    return changed.model_copy(update={"candidates": tuple(candidates)})
+    changed = changer.study(study, {path: changes[path] for path in changes if not of_candidate(path)})
+    inner = {path: value for path, value in changes.items() if of_candidate(path)}
+    whole = {path: inner.pop(path) for path in list(inner) if "." not in path}
+    candidates = study.candidates
+    for step in (whole, *({path: value} for path, value in inner.items())):
+        fitting = [{path: step[path] for path in step if suits(path, known)} for known in candidates]
+        if not any(fitting):  # each of them says why
+            fitting = [step] * len(candidates)
+        pairs = zip(candidates, fitting, strict=True)
+        candidates = tuple(changer.candidate(changed, known, own) for known, own in pairs)
+    return changed.model_copy(update={"candidates": candidates})
 
 
 def _unread(path: str, candidates: Sequence[CandidateSpec]) -> Problem | None:
