@@ -79,14 +79,15 @@ class Catalog:
             if path := next(filter(_is_file, files), None):
                 return path
             if _is_file(Path(name_or_path), Path.exists):
-                said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
-                raise CatalogError(said, "perfsim import reads files of other tools")
-            if name_or_path.endswith((".json", ".toml", ".sh")):
+                raise _foreign(kind, Path(name_or_path))
+            if name_or_path.endswith(FOREIGN):
                 raise CatalogError(f"there is no file {name_or_path}")
             help_text = did_you_mean(name_or_path, self.names(kind), f": perfsim show {kind}s")
             raise CatalogError(f"unknown {kind} `{name_or_path}`", help_text)
         candidates = [*([near / name_or_path] if near else []), Path(name_or_path)]
         for path in candidates:
+            if _is_file(path) and path.suffix in FOREIGN:
+                raise _foreign(kind, path)
             if _is_file(path):
                 return path
         for path in candidates:
@@ -247,6 +248,17 @@ def _state(path: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+FOREIGN = (".json", ".toml", ".sh")
+"""Suffixes of files of other tools."""
+
+
+def _foreign(kind: str, path: Path) -> CatalogError:
+    """The error of a file of another tool where YAML of a kind is expected."""
+    imports = f"write its YAML: perfsim import {path} --out {path.with_suffix('.yaml')}"
+    help_text = imports if kind == "model" and path.suffix else "perfsim import reads files of other tools"
+    return CatalogError(f"`{path}` is no {kind}: the name of its file ends in .yaml", help_text)
 
 
 def _is_path(name_or_path: str) -> bool:

@@ -86,7 +86,16 @@ class Why:
         sentence = f"{verb}: {shares} of the step. {about}Nearest remedy: {remedy}."
         return cls(cause, parts, remedy, sentence, roof)
 
+    @property
+    def of_later_target(self) -> Why:
+        """The same where a larger batch may shorten the step, but not the run to the target."""
+        said = f"{LARGER_BATCH} (which takes longer to the target)"
+        told = {name: getattr(self, name).replace(LARGER_BATCH, said) for name in ("remedy", "sentence")}
+        return replace(self, **told)
 
+
+LARGER_BATCH = "a larger batch"
+"""How remedies of all machines name it."""
 INSIDE = (ROWS, ATTENTION, SLOWEST, ASSUMED_LOSS)
 """What is no wait, and is told apart from the rest of computing."""
 DECIDES = 0.1

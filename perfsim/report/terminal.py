@@ -77,7 +77,8 @@ def why_lines(explained: Sequence[Explained]) -> list[str]:
                 rows.append((tried.change, tried.step_time_s, tried.time_s, effect))
         columns = {"change, tried": None, "step": text.TIME, "time to target": text.TIME, "effect": None}
         note = f"Tried without effect: {', '.join(idle)}." if idle else ""
-        lines += ["", *Table.of(columns, rows, note).lines(), ""]
+        lines += ["", *Table.of(columns, rows, note).lines()]
+        lines += [*text.paragraphs(*(f"{known.severity}: {known.text}" for known in own.caveats)), ""]
     return lines[:-1]
 
 

@@ -118,7 +118,14 @@ def answer_point(
         *([_COVERED_ONCE] if parts and production else []),
     ]
     more = {"time": time, "whole_run": parts, "production": production, **shown}
-    return answers.Answer.of(evaluation, question.allowed_share, caveats, notes, **more)
+    answer = answers.Answer.of(evaluation, question.allowed_share, caveats, notes, **more)
+    if curve is not None:
+        later = curve.points[-1].global_batch_size > best
+    else:  # even if all waits ended with it
+        left = answer.why.parts_s["compute"] / answer.step_time_s
+        twice = replace(time, batch_tokens=2 * time.batch_tokens, step_time_s=2 * left * time.step_time_s)
+        later = twice.time_s > time.time_s
+    return replace(answer, why=answer.why.of_later_target) if later else answer
 
 
 def _perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:

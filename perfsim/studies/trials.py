@@ -13,6 +13,7 @@ from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.spec import PROSE
 from perfsim.base.units import number
+from perfsim.prediction.caveats import Caveat
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation
@@ -66,6 +67,7 @@ class Explained:
     step_time_s: float
     time_s: float
     tried: tuple[_Tried, ...]
+    caveats: tuple[Caveat, ...] = ()
 
 
 def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ...]:
@@ -88,7 +90,8 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
         tried.sort(key=lambda known: (known.ratio is None, known.ratio or 0.0))
         parts_s = dict(sorted(row.why.parts_s.items(), key=lambda part: -part[1]))
         times_s = (row.step_time_s, row.time_to_accuracy_s)
-        explained.append(Explained(row.label, row.why.sentence, parts_s, *times_s, tuple(tried)))
+        told = (parts_s, *times_s, tuple(tried), row.caveats)
+        explained.append(Explained(row.label, row.why.sentence, *told))
     return tuple(explained)
 
 

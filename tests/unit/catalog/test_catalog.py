@@ -243,6 +243,15 @@ def test_unknown_name_is_refused_with_the_nearest(
     assert proposed in problem.help
 
 
+def test_a_model_of_another_tool_is_refused_with_the_command_that_writes_its_yaml(
+    root: Path, catalog: Catalog
+) -> None:
+    own = write(root / "mine" / "config.json", '{"num_hidden_layers": 2}')
+    (problem,) = problems(lambda: catalog.load("model", "./config.json", near=own.parent))
+    assert problem.message == f"`{own}` is no model: the name of its file ends in .yaml"
+    assert problem.help == f"write its YAML: perfsim import {own} --out {own.with_suffix('.yaml')}"
+
+
 def test_a_path_reads_the_file_next_to_the_one_that_names_it(root: Path, catalog: Catalog) -> None:
     write(root / "mine" / "fast.yaml", "bandwidth: 900 GB/s\nlatency: 1 us\n")
     path = write(root / "mine" / "my-box.yaml", "extends: box\nnode: {scale_up: ./fast.yaml}\n")

@@ -16,7 +16,7 @@ from perfsim.report.table import document_text
 from perfsim.studies import runner as runner_module
 from perfsim.studies.answers import Answer, StudyResult
 from perfsim.studies.batches import Target
-from perfsim.studies.loading import load_study
+from perfsim.studies.loading import changed_study, load_study
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import ConvergenceSpec, Point, StudySpec
 
@@ -177,6 +177,18 @@ def with_loss(spec: StudySpec, loss: float, **changes: object) -> StudySpec:
     """The study with a target loss in place of its tokens."""
     recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": loss})
     return spec.model_copy(update={"recipe": recipe, **changes})
+
+
+@pytest.mark.parametrize(("batches", "later"), [([1024, 4096], False), ([4096, 16384], True)])
+def test_a_larger_batch_is_no_remedy_where_it_takes_longer_to_the_target(
+    study_of: Make, batches: list[int], later: bool
+) -> None:
+    gpus = {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [16]}
+    study = study_of(model="gpt3_xl", candidates=[gpus], batch_sizes=batches)
+    slow = changed_study(study, {"system.node.nic.bandwidth": "1 Gb/s"}, default_catalog())
+    (row,) = run_study(slow).candidates
+    assert "a larger batch" in row.why.remedy
+    assert ("(which takes longer to the target)" in row.why.remedy) is later
 
 
 def test_a_target_loss_becomes_tokens_by_its_law_with_their_band(spec: StudySpec) -> None:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from perfsim.api.tools import diff, why
 from perfsim.base.errors import InputError
 from perfsim.cli import main
+from perfsim.report.terminal import why_lines
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
 from perfsim.studies.trials import Explained
@@ -51,6 +52,13 @@ def test_a_change_takes_as_long_as_its_study(explained: tuple[Explained, ...], p
     assert row.ratio == pytest.approx(row.time_s / gpus.time_s)
     assert tried["a CUDA graph"].ratio < 1.0, "launches of the host are part of this small model's step"
     assert "a CUDA graph" not in {row.change for row in explained[1].tried}
+
+
+def test_candidates_are_explained_with_their_caveats(explained: tuple[Explained, ...], path: Path) -> None:
+    answered = run_study(load_study(str(path))).candidates
+    assert [own.caveats for own in explained] == [row.caveats for row in answered]
+    lines = " ".join(" ".join(why_lines(explained)).split())
+    assert all(f"{known.severity}: {known.text}" in lines for own in explained for known in own.caveats)
 
 
 def test_a_summary_is_explained_unless_of_another_study(path: Path, tmp_path: Path) -> None:
