@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import get_args
@@ -47,15 +47,6 @@ MOST_NEAREST = 3
 """How many legal layouts a refusal names."""
 MOST_LISTED = 400
 """How many layouts, by their closed form, are estimated by the longest path and may be simulated at all."""
-
-
-@dataclass(frozen=True)
-class _Screened:
-    """A feasible plan of a question with its estimated step time."""
-
-    question: Question
-    estimate_s: float
-    plan: Plan
 
 
 class Search:
@@ -168,20 +159,25 @@ class Search:
         within = self.ranked[self.screening.memory_share[self.ranked] <= self.question.allowed_share]
         return within if len(within) else self.ranked
 
+    @property
+    def gain_above_limit(self) -> float:
+        """Share of the step that the best layout of all that fit would save, by estimate."""
+        return 1.0 - float(self.estimate_s[self.ranked[0]]) / float(self.estimate_s[self.order[0]])
+
     def leaner(self, most: int) -> list[int]:
         """Indices of at most `most` layouts, the fastest by estimate within ever less of the memory."""
         share = self.screening.memory_share[self.order]
         limits = np.geomspace(share[0], share.min(), most)
         return list(dict.fromkeys(int(self.order[np.argmax(share <= limit)]) for limit in limits))
 
-    def plan(self, index: int) -> _Screened:
+    def plan(self, index: int) -> Plan:
+        """The plan of the layout at an index."""
         layout = self.screening.layout(index)
         try:
-            plan = _planned(self.question, layout)
+            return _planned(self.question, layout)
         except (LayoutError, MemoryCapacityError) as error:
             name = self.question.chosen.name
             raise PlanError([f"strategy {name} screens {text_of(layout)}: {error}"]) from None
-        return _Screened(self.question, float(self.estimate_s[index]), plan)
 
 
 def confirmed(searched: Search, *, to_beat: Evaluation | None = None) -> Iterator[Evaluation]:
@@ -212,23 +208,23 @@ def confirmed(searched: Search, *, to_beat: Evaluation | None = None) -> Iterato
         if not could.any():
             break
         nearest = int(np.where(could, expected_s, np.inf).argmin())
-        candidate = searched.plan(indices[nearest])
+        plan = searched.plan(indices[nearest])
         words = f"{number} of at most {MOST_CONFIRMED} layouts simulated on {question.label}"
         present_limits().in_time(partial(str, words))
-        graph = candidate.plan.graph()
+        graph = plan.graph()
         # Ranks that are alike without contention have equal paths however links are shared.
         placed = place(graph, question.topology, contention=False)
         placed = place(graph, question.topology) if placed.note else placed
         step_s = Step(placed, question.costs, question.scale).run(contention=False).step_time_s
         if step_s * ratio[nearest] < best_s:
-            run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph)
+            run = evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
             step_s = run.step_time_s
             if round(step_s * ratio[nearest] / best_s, TIE_DIGITS) < 1:
                 best_s = step_s * ratio[nearest]
                 yield run
         kind = kinds[nearest]
         alike = np.array([other == kind for other in kinds])
-        error = step_s / question.scale / candidate.estimate_s
+        error = step_s / question.scale / searched.estimate_s[indices[nearest]]
         factor[alike] = np.fmin(factor[alike], error) if tried[kind] else error
         error_of[alike] = ALIKE_ERROR
         left[nearest] = False
@@ -308,13 +304,12 @@ def refusal_of(question: Question) -> PerfsimError | None:
     return None
 
 
-def best_estimate(question: Question, *, advised: bool = True) -> _Screened:
-    """The given layout, or the one of best estimate. Raises as `plan_of` and `Search` do."""
-    if question.layout is None:
-        searched = Search(question, advised=advised)
-        return searched.plan(int(searched.order[0]))
-    plan = plan_of(question)
-    return _Screened(question, question.chosen.estimate_s(plan, question.costs), plan)
+def best_estimate(question: Question, *, advised: bool = True) -> tuple[Question, Plan]:
+    """The given layout, or that of best estimate, and what it answers. Raises as `plan_of` and `Search`."""
+    if question.layout is not None:
+        return question, plan_of(question)
+    searched = Search(question, advised=advised)
+    return searched.question, searched.plan(int(searched.order[0]))
 
 
 def best_plan(question: Question, *, ranks: bool = False, reported: bool = True) -> Evaluation:
@@ -335,11 +330,11 @@ def best_plan(question: Question, *, ranks: bool = False, reported: bool = True)
         plan = replace(plan, notes=(*plan.notes, f"without offload no plan is under {limit:.0%} of memory"))
     else:
         fuller = searched.plan(int(searched.ranked[0]))
-        faster = 100 * (1 - fuller.estimate_s / float(searched.estimate_s[searched.order[0]]))
-        if fuller.plan.memory_share > limit and faster >= 0.05:
+        faster = 100 * searched.gain_above_limit
+        if fuller.memory_share > limit and faster >= 0.05:
             note = (
-                f"above the memory limit of {limit:.0%}: {text_of(fuller.plan.layout)} fills "
-                f"{100 * fuller.plan.memory_share:.0f} % and takes about {faster:.1f} % less time"
+                f"above the memory limit of {limit:.0%}: {text_of(fuller.layout)} fills "
+                f"{100 * fuller.memory_share:.0f} % and takes about {faster:.1f} % less time"
             )
             plan = replace(plan, notes=(*plan.notes, note))
     return replace(best, trace=trace, plan=plan, ranks=searched.ranks(best) if ranks else ())
@@ -402,7 +397,7 @@ def within_nodes(question: Question, best: Plan) -> list[Question]:
     for devices in _numbers(question, int(RANGE * question.devices)) if _tensor(best) > node else ():
         other = replace(question, devices=devices, batch=batch)
         with suppress(PlanError):
-            if _tensor(best_estimate(other, advised=False).plan) <= node:
+            if _tensor(best_estimate(other, advised=False)[1]) <= node:
                 return [other]
     return []
 

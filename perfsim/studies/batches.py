@@ -287,8 +287,7 @@ class Target:
 
 def _best(question: Question, *, advised: bool = True) -> Evaluation:
     """The plan of best estimate, simulated."""
-    found = best_estimate(question, advised=advised)
-    return evaluation_of(found.question, found.plan)
+    return evaluation_of(*best_estimate(question, advised=advised))
 
 
 def _wanted(grid: list[int], known: BatchCurve, near: int | None, *, extend: bool) -> int:

@@ -285,10 +285,9 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     if closest is not None:
         plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
     # The fastest layout that fits at all, where it is faster than all within the limit.
-    best = searched.plan(int(searched.order[0]))
     fastest = searched.plan(int(searched.ranked[0]))
-    gain = 1.0 - fastest.estimate_s / best.estimate_s
-    settings = fastest.plan.layout.as_dict(fastest.plan.num_microbatches)
+    gain = searched.gain_above_limit
+    settings = fastest.layout.as_dict(fastest.num_microbatches)
     return Planned(
         question=question,
         search=searched,
@@ -303,7 +302,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
             "divisibility": screening.indivisible,
         },
         closest_share=None if closest is None else plan.memory_share,
-        above_limit=_AboveLimit(settings, gain, fastest.plan.memory_share) if gain > 0 else None,
+        above_limit=_AboveLimit(settings, gain, fastest.memory_share) if gain > 0 else None,
         experiment=_experiment(question, entries),
         tried_batches=tried,
         nearby=tuple(_nearby(question, first)),

@@ -140,7 +140,7 @@ def searched(draw: st.DrawFn, name: Any) -> Plan:
     except PerfsimError:
         assume(False)
         raise
-    return search.plan(draw(st.integers(0, search.screening.feasible - 1))).plan
+    return search.plan(draw(st.integers(0, search.screening.feasible - 1)))
 
 
 def planned(layout: str, **given: Any) -> Plan:

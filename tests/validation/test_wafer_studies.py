@@ -66,7 +66,7 @@ def test_a_published_batch_is_feasible_and_never_resident_where_the_wafer_is_too
     layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
     held = Store(searched.question.job, toys.wafer_cluster()).activations(layout)
     assert held.kept + held.working > plan.system.device.memory.capacity
-    plans = [searched.plan(index).plan for index in searched.order[:100].tolist()]
+    plans = [searched.plan(index) for index in searched.order[:100].tolist()]
     assert all(
         plan.num_microbatches > 1 or plan.layout.recompute_layers or plan.layout.spill for plan in plans
     )

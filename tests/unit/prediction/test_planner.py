@@ -80,9 +80,7 @@ def test_screening_ranks_what_fits_by_time_then_by_memory(toys: ModuleType, topo
     assert screening.feasible == screening.screened == len(every)
     estimates = searched.estimate_s[searched.order[:MOST_LISTED]]
     assert (np.diff(estimates) >= -1e-11).all()
-    best = [searched.plan(index) for index in searched.order[:5].tolist()]
-    assert [choice.estimate_s for choice in best] == estimates[:5].tolist()
-    assert len({choice.plan.layout for choice in best}) == 5
+    assert len({searched.plan(index).layout for index in searched.order[:5].tolist()}) == 5
     equal = np.diff(np.round(estimates, 12)) == 0
     assert equal.any(), "on one pipeline rank ZeRO 0 and 1 differ, but a schedule's order does not"
     assert (np.diff(screening.memory_share[searched.order[:MOST_LISTED]])[equal] >= 0).all()
@@ -99,7 +97,7 @@ def test_screening_ranks_what_fits_by_time_then_by_memory(toys: ModuleType, topo
     assert 0 < refused < fewer.screening.screened
     assert fewer.screening.refused == {"memory": refused}
     first = map(fewer.plan, fewer.order[:20].tolist())
-    assert all(choice.plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB for choice in first)
+    assert all(plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB for plan in first)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.prediction.planner import best_estimate
+from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import question_of
 from perfsim.prediction.run import evaluate
 from perfsim.specs.layout import RECOMPUTED, Recompute, recompute_of
@@ -72,10 +72,10 @@ def test_flop_and_closed_form_follow_what_is_kept(framework: str, recompute: Rec
     asked = {"model": LLAMA, "system": "dgx-h100", "devices": 16, "strategy": "zero3", "batch": 16}
     question = question_of({**asked, "recipe": recipe, "layout": f"mbs=1,recompute={recompute}"})
     question = replace(question, must_fit=False)
-    screened = best_estimate(question)
-    run = evaluate(screened.plan, question.costs)
-    assert screened.estimate_s == pytest.approx(run.step_time_s, rel=0.02)
-    job = screened.plan.job
+    plan = plan_of(question)
+    run = evaluate(plan, question.costs)
+    assert question.chosen.estimate_s(plan, question.costs) == pytest.approx(run.step_time_s, rel=0.02)
+    job = plan.job
     flop = model_flop_per_step(job) + recompute_flop_per_step(job, recompute)
     if recompute == "full":  # which skips the last linear, whose result no backward reads
         flop -= 2.0 * LLAMA.num_layers * LLAMA.hidden_size * LLAMA.ffn_hidden_size * job.tokens_per_step

@@ -148,7 +148,7 @@ def test_activations_of_two_layers_are_on_the_device_and_copies_cost_their_bytes
 
 def best(job: Job, on: GpuClusterSpec) -> ParallelLayout:
     question = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
-    return best_estimate(question).plan.layout
+    return best_estimate(question)[1].layout
 
 
 def test_the_planner_offloads_only_where_nothing_fits_without() -> None:

@@ -12,7 +12,7 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.engine.tables import excess
 from perfsim.machines.placement import place
-from perfsim.prediction.planner import best_estimate
+from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Step
 from perfsim.specs.layout import ParallelLayout
@@ -121,9 +121,11 @@ def asked(model: str, system: str, devices: int, batch: int, **given: Any) -> Qu
 
 def error(question: Question) -> float:
     """Estimate over simulated step less 1."""
-    screened = best_estimate(question)
-    placed = place(screened.plan.graph(), question.topology, contention=False)
-    return screened.estimate_s / Step(placed, question.costs).run().step_time_s - 1
+    plan = plan_of(question)
+    placed = place(plan.graph(), question.topology, contention=False)
+    return (
+        question.chosen.estimate_s(plan, question.costs) / Step(placed, question.costs).run().step_time_s - 1
+    )
 
 
 @pytest.mark.parametrize("sequence_parallel", ["true", "false"])
