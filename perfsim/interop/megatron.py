@@ -382,7 +382,6 @@ GRAPHS = ("local", "transformer_engine")
 """Words of `--cuda-graph-impl` for a graph; the other is `none`."""
 SCALED = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
 """Words of `--fp8-recipe` that give blocks of numbers scales of their own, and our precisions."""
-MOMENTS = {"fp32": None, "fp16": "fp16", "bf16": "bf16"}
 
 
 def _precision(settings: Settings) -> str:
@@ -479,10 +478,8 @@ RECIPE: tuple[Row, ...] = (
     Row.spelled("recipe.precision", "fp4_format fp4", {"nvfp4": "e2m1"}),
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
-    Row(
-        "recipe.moment_precision",
-        "exp_avg_dtype exp_avg_sq_dtype",
-        read=lambda s: s.choice(("exp_avg_dtype", "exp_avg_sq_dtype"), MOMENTS, None),
+    Row.word(
+        "recipe.moment_precision", "exp_avg_dtype exp_avg_sq_dtype", {}, fp32=None, fp16="fp16", bf16="bf16"
     ),
     Row.grad_bucket("ddp_bucket_size bucket_size"),
     Row.spelled("runtime.cuda_graph", "cuda_graph_impl enable_cuda_graph", {True: "local"}, _graphed),

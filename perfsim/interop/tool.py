@@ -264,8 +264,8 @@ class Row:
 
     @classmethod
     def spelled(cls, field: str, keys: str, words: Mapping[Any, Any], read: Read | None = None) -> Row:
-        """A setting that has a word for some of our values, and that is read in its own way."""
-        return cls(field, keys, lambda chosen: words.get(_field_of(chosen, field)), read)
+        """A setting with a word for some of our values (without any it is only read), read in its own way."""
+        return cls(field, keys, (lambda chosen: words.get(_field_of(chosen, field))) if words else None, read)
 
     @classmethod
     def known(cls, keys: str) -> Row:
