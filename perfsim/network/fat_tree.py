@@ -159,7 +159,7 @@ class FatTree(Topology):
     def ports(self) -> Ints:
         """Links from each rank to its switch and back, shape (ranks, 2); in a mesh to and from every peer."""
         if not self.full_mesh:
-            return self._own_links("scale_up")
+            return self._out_of("scale_up", np.arange(self.num_devices))
         out = self._mesh.reshape(self.num_devices, -1)
         out = out[out >= 0].reshape(self.num_devices, -1)
         return np.concatenate([out, out ^ 1], axis=1)
@@ -177,24 +177,19 @@ class FatTree(Topology):
     @cached_property
     def hosts(self) -> Ints:
         """Links from each rank to its NIC and back, shape (ranks, 2)."""
-        return self._own_links("host")
-
-    def _own_links(self, kind: str) -> Ints:
-        edges = self.edges
-        out = edges.of_kind(kind)
-        out = out[edges.source[out] < self.num_devices]
-        own = np.empty(self.num_devices, dtype=np.int64)
-        own[edges.source[out]] = out
-        return np.stack([own, own ^ 1], axis=1)
+        return self._out_of("host", np.arange(self.num_devices))
 
     @cached_property
     def nics(self) -> Ints:
         """Links out of and into the NIC of each rank, shape (ranks, 2)."""
-        edges = self.edges
-        out = edges.of_kind("nic")[::2]
-        of_nic = np.empty(int(edges.source[out].max()) + 1, dtype=np.int64)
-        of_nic[edges.source[out]] = out
-        own = of_nic[edges.target[self.hosts[:, 0]]]
+        return self._out_of("nic", self.edges.target[self.hosts[:, 0]])
+
+    def _out_of(self, kind: str, vertices: Ints) -> Ints:
+        """The only link of a kind that leaves each of these vertices, and its way back, a row a vertex."""
+        links = self.edges.of_kind(kind)
+        by_vertex = np.empty(int(self.edges.source[links].max()) + 1, dtype=np.int64)
+        by_vertex[self.edges.source[links]] = links
+        own = by_vertex[vertices]
         return np.stack([own, own ^ 1], axis=1)
 
     @cached_property
