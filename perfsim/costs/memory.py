@@ -139,8 +139,7 @@ def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> _Stat
 def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool) -> float:
     """Parameters of one tensor rank of a stage: its layers, the embedding, the LM head."""
     counts = parameters(part.model)
-    rest = counts.of(part.kind) - counts.routed_of(part.kind)
-    total = num_layers * (rest / part.tensor + routed_parameters(part))
+    total = num_layers * (counts.on_tensor_rank(part.kind, part.tensor) + routed_parameters(part))
     table = padded_vocab_size(part.model, part.tensor) * part.model.hidden_size / part.tensor
     positions = counts.embedding - part.model.vocab_size * part.model.hidden_size
     if first:

@@ -17,7 +17,7 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.specs.model import TransformerConfig, layer_kinds
 from perfsim.work import EMBEDDING, HEAD
-from perfsim.work.tensors import AXES, EXPERTS, Divider, tensors_of
+from perfsim.work.tensors import AXES, EXPERTS, Divider, is_whole, tensors_of
 
 Weights = dict[str, Floats]
 WORDS = {EMBEDDING: "words", HEAD: "head_words"}
@@ -173,8 +173,7 @@ class _BlockLayout:
         self.summed = [
             name
             for name, of in axes.items()
-            if not (name.startswith("expert_") or name in _ADDED_ONCE)
-            and not any(AXES[axis].divided for axis in of)
+            if is_whole(of) and not (name.startswith("expert_") or name in _ADDED_ONCE)
         ]
         """Tensors that every peer holds whole; the sum of what peers make is their gradient."""
 

@@ -11,12 +11,14 @@ from perfsim.costs.memory import state_bytes
 from perfsim.proof.parameters import WORDS, Place, Share
 from perfsim.proof.program import Fault, Message
 from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.model import layer_kinds
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import Pass, Slot, held_at_peak, in_flight, schedule_called
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import EMBEDDING, HEAD, Kind, TaskGraph, Work
+from perfsim.work.counts import parameters
 from perfsim.work.graph import rank_of
 from perfsim.work.kernels import FULL
 from perfsim.work.layer import padded_vocab_size
@@ -65,7 +67,6 @@ class GpuPrices:
         model = self.model = plan.job.model
         self.recipe = plan.job.recipe
         self.held = Share(model, plan.job.seq_length, Place(layout.tensor))
-        self.whole = Share(model, plan.job.seq_length)
         rows = padded_vocab_size(model, layout.tensor) / layout.tensor
         self.padding = (rows - self.held.rows) * model.hidden_size
         """Elements of the rows that pad a word table to whole tiles."""
@@ -95,7 +96,8 @@ class GpuPrices:
                 continue
             held = self.held.layouts[block]
             if block >= 0:
-                unheld.append(self.whole.layouts[block].size / layout.tensor - held.size)
+                kind = layer_kinds(self.model)[block]
+                unheld.append(parameters(self.model).on_tensor_rank(kind, layout.tensor) - held.size)
             elif block == HEAD and EMBEDDING in message.blocks and shared:
                 unheld.append(-held.size)
             else:

@@ -11,7 +11,7 @@ from perfsim.specs.recipe import Job
 from perfsim.work import layer
 from perfsim.work.graph import EMBEDDING, HEAD
 from perfsim.work.kernels import FULL, LayerSlice
-from perfsim.work.tensors import AXES, EXPERTS, tensors_of
+from perfsim.work.tensors import AXES, EXPERTS, is_whole, tensors_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,14 @@ class Parameters:
         """Weights of a layer that multiply activations."""
         routed = self.routed_of(kind, active=active, matrices=True)
         return _count(self.model, kind, matrices=True) + routed
+
+    def on_tensor_rank(self, kind: LayerKind, tensor: int) -> float:
+        """Parameters of a layer without its routed experts on one of its tensor ranks.
+
+        Matrices that all ranks hold count on each; norms and biases, far fewer, once over all of them.
+        """
+        everywhere = _count(self.model, kind, matrices=True, whole=True)
+        return (_count(self.model, kind) - everywhere) / tensor + everywhere
 
     def routed_of(self, kind: LayerKind, *, active: bool = False, matrices: bool = False) -> int:
         """Parameters of a layer's routed experts, which expert parallelism divides; 0 without experts."""
@@ -94,10 +102,18 @@ class Parameters:
 
 
 @lru_cache(maxsize=1024)
-def _count(model: TransformerConfig, block: LayerKind | int, *, matrices: bool = False) -> int:
-    """Entries of the tensors of a layer or another block, or of `matrices`, which multiply activations."""
+def _count(
+    model: TransformerConfig, block: LayerKind | int, *, matrices: bool = False, whole: bool = False
+) -> int:
+    """Entries of the tensors of a layer or another block.
+
+    Of `matrices`, which multiply activations, or of those that every tensor rank holds `whole`.
+    """
+    tensors = tensors_of(model, block).items()
     sizes = {
-        name: [AXES[axis].length(model) for axis in axes] for name, axes in tensors_of(model, block).items()
+        name: [AXES[axis].length(model) for axis in axes]
+        for name, axes in tensors
+        if is_whole(axes) or not whole
     }
     multiplied = {name for name, size in sizes.items() if len(size) > 1 and not name.endswith("_bias")}
     return sum(math.prod(size) for name, size in sizes.items() if not matrices or name in multiplied)

@@ -2,7 +2,8 @@
 
 A tensor is written by its axes, `hf` for the first product of an MLP. `AXES` says how long each axis is and
 which ranks divide it: columns or rows of matrices over tensor peers [1909.08053], experts over their ranks.
-Whoever divides no axis of a tensor holds it whole.
+Whoever divides no axis of a tensor holds it whole, as every tensor rank does routers and projections down to
+latents (Megatron-Core: `TopKRouter`, `parallel_mode="duplicated"`), next to norms and biases of sums.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ class _Axis(NamedTuple):
 AXES: Mapping[str, _Axis] = {
     "h": _Axis(lambda model: model.hidden_size),
     "j": _Axis(lambda model: 2 * model.hidden_size),  # hidden states joined with words
+    "m": _Axis(lambda model: model.hidden_size, "tensor"),  # what becomes of both
     "v": _Axis(lambda model: model.vocab_size, "tensor"),
     "s": _Axis(lambda model: model.max_position_embeddings or 0),  # the sequence of a small model
     "q": _Axis(lambda model: model.num_attention_heads * model.head_size, "tensor"),
@@ -46,6 +48,11 @@ AXES: Mapping[str, _Axis] = {
     "u": _Axis(lambda model: model.given_experts().ffn_hidden_size, "expert_tensor"),
     "w": _Axis(lambda model: model.given_experts().shared_ffn_hidden_size, "tensor"),
 }
+
+
+def is_whole(axes: str) -> bool:
+    """Whether no rank divides a tensor of a layer, so that every tensor rank holds all of it."""
+    return not any(AXES[axis].divided for axis in axes)
 
 
 def _norm(name: str, axis: str, model: TransformerConfig) -> dict[str, str]:
@@ -97,7 +104,7 @@ def tensors_of(model: TransformerConfig, block: LayerKind | int) -> dict[str, st
     if block.mtp:
         for name in ("mtp_hidden", "mtp_words", "mtp_norm"):
             axes |= _norm(name, "h", model)
-        axes["mtp_joint"] = "jh"
+        axes["mtp_joint"] = "jm"
     if not block.experts:
         return axes | _products(_halves("", "hf", model), bias=model.bias)
     products = {"router": "hr"}
