@@ -136,15 +136,26 @@ def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> _Stat
     return _StateBytes(recipe.element_bytes, gradients, updated + copied, moments, updated, reduced)
 
 
-def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool) -> float:
-    """Parameters of one tensor rank of a stage: its layers, the embedding, the LM head."""
+def shares_words(model: TransformerConfig) -> bool:
+    """Whether both ends of a pipeline hold the embedding: tied to the LM head, or for later tokens."""
+    return model.tied_embeddings or model.mtp_num_layers > 0
+
+
+def stage_parameters(
+    part: LayerSlice, num_layers: int, first: bool, last: bool, *, apart: bool = False
+) -> float:
+    """Parameters of one tensor rank of a stage: its layers, the embedding, the LM head.
+
+    Where the LM head is `apart` from the embedding, multi-token prediction next to it has a copy of that.
+    """
     counts = parameters(part.model)
     total = num_layers * (counts.on_tensor_rank(part.kind, part.tensor) + routed_parameters(part))
     table = padded_vocab_size(part.model, part.tensor) * part.model.hidden_size / part.tensor
     positions = counts.embedding - part.model.vocab_size * part.model.hidden_size
-    if first:
+    embeds = first or (last and apart and part.model.mtp_num_layers > 0)
+    if embeds:
         total += table + positions
-    if last and not (first and part.model.tied_embeddings):
+    if last and not (embeds and part.model.tied_embeddings):
         total += table
     return total
 

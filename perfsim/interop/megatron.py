@@ -512,8 +512,6 @@ RECIPE: tuple[Row, ...] = (
         "recipe.precision", "muon in {}", when=lambda c: _is_muon(c) and c.job.recipe.precision == "fp16"
     ),
     Row.refuses("layout.shard_group", "muon on groups of {}", when=_is_muon),
-    Row.lacks("recipe.optimizer", "ZeRO of {}: it all-reduces gradients", when=_shards_muon),
-    Row.lacks("runtime.overlap_param_gather", "parameters that muon gathers ahead", when=_shards_muon),
     Row.refuses(
         "runtime.overlap_param_gather",
         "it gathers parameters ahead only with overlap_grad_reduce",

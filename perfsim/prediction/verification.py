@@ -36,7 +36,7 @@ from perfsim.work import TaskGraph, Work
 from perfsim.work.graph import HEAD, block_name
 from perfsim.work.kernels import Kernel
 from perfsim.work.layer import FLASH, padded_vocab_size
-from perfsim.work.tensors import AXES, EXPERTS, tensors_of
+from perfsim.work.tensors import AXES, EXPERTS, is_whole, tensors_of
 
 MOST_SAMPLES = 10_000
 """More than the classes of product in any step."""
@@ -110,10 +110,8 @@ PARTNERS = {
 """Products divided by columns and the product that reads these columns, divided by rows."""
 QKV = ("query", "key", "value")
 """Matrices of one product `qkv`, unless queries pass through latents; a gate is with the MLP's first one."""
-EVERYWHERE = ("query_down", "pair_down", "router")
-"""Products that every tensor rank computes for all tokens, unless sequence parallelism divides them."""
 NOT_SUMMED = ("mtp_joint", "mtp_lm_head")
-"""Products of multi-token prediction, whose sums over ranks no graph writes."""
+"""Products of multi-token prediction inside a task, after which graphs write their sums over ranks."""
 
 
 class _Product(NamedTuple):
@@ -122,6 +120,8 @@ class _Product(NamedTuple):
     k: int
     n: int
     rows: float = 1.0
+    whole: bool = False
+    """Whether every tensor rank computes it for all tokens, unless sequence parallelism divides these."""
 
 
 def _products(model: TransformerConfig, kind: LayerKind) -> dict[str, _Product]:
@@ -137,7 +137,7 @@ def _products(model: TransformerConfig, kind: LayerKind) -> dict[str, _Product]:
             if name in QKV and model.latent_attention is None:
                 joined = "qkv"
             columns = products[joined].n if joined in products else 0
-            products[joined] = _Product(k, columns + n, rows)
+            products[joined] = _Product(k, columns + n, rows, is_whole(axes))
     return products
 
 
@@ -175,7 +175,7 @@ def _expected(job: Job, layout: Layout, *, fused: bool) -> dict[Key, _Whole]:
     for block, kind in enumerate(layer_kinds(model)):
         for name, product in _products(model, kind).items():
             routed = load if name.startswith("expert_") else 1.0
-            add(block, name, product, copies if name in EVERYWHERE else routed)
+            add(block, name, product, copies if product.whole else routed)
         core = _core(job, kind, fused=fused)
         expected |= {(block, name, "forward"): whole for name, whole in core.items()}
         if kind.mtp:

@@ -11,18 +11,16 @@ from perfsim.costs.memory import state_bytes
 from perfsim.proof.parameters import WORDS, Place, Share
 from perfsim.proof.program import Fault, Message
 from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.model import layer_kinds
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import Pass, Slot, held_at_peak, in_flight, schedule_called
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import EMBEDDING, HEAD, Kind, TaskGraph, Work
-from perfsim.work.counts import parameters
 from perfsim.work.graph import rank_of
 from perfsim.work.kernels import FULL
 from perfsim.work.layer import padded_vocab_size
-from perfsim.work.tensors import EXPERTS
+from perfsim.work.tensors import EXPERTS, is_whole
 
 # Messages: bytes that the graph prices against elements that the execution moves.
 #
@@ -96,8 +94,8 @@ class GpuPrices:
                 continue
             held = self.held.layouts[block]
             if block >= 0:
-                kind = layer_kinds(self.model)[block]
-                unheld.append(parameters(self.model).on_tensor_rank(kind, layout.tensor) - held.size)
+                vectors = (name for name, axes in held.axes.items() if len(axes) == 1 and is_whole(axes))
+                unheld.append((1 / layout.tensor - 1) * sum(map(held.sizes.__getitem__, vectors)))
             elif block == HEAD and EMBEDDING in message.blocks and shared:
                 unheld.append(-held.size)
             else:

@@ -128,7 +128,7 @@ class _GpuProver:
 
     def without_modules(self, layout: ParallelLayout) -> str:
         """Why multi-token prediction is not executed in a layout, in words; empty where it is."""
-        # Graphs have no communication for tables of words that are on other ranks than a module.
+        # Graphs write what a module exchanges around its tasks, not between the parts that execute.
         if layout.tensor > 1:
             return "over tensor peers"
         placement = schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)

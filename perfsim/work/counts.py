@@ -109,14 +109,12 @@ def _count(
 
     Of `matrices`, which multiply activations, or of those that every tensor rank holds `whole`.
     """
-    tensors = tensors_of(model, block).items()
-    sizes = {
-        name: [AXES[axis].length(model) for axis in axes]
-        for name, axes in tensors
-        if is_whole(axes) or not whole
-    }
-    multiplied = {name for name, size in sizes.items() if len(size) > 1 and not name.endswith("_bias")}
-    return sum(math.prod(size) for name, size in sizes.items() if not matrices or name in multiplied)
+    total = 0
+    for name, axes in tensors_of(model, block).items():
+        multiplies = len(axes) > 1 and not name.endswith("_bias")
+        if (multiplies or not matrices) and (is_whole(axes) or not whole):
+            total += math.prod(AXES[axis].length(model) for axis in axes)
+    return total
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,8 @@ gathers, and shards are summed over the groups.
 Under ZeRO 1 a framework may divide whole tensors among the ranks instead (`StateExchange` owner_broadcast, as
 InternEvo of 2023): gradients are all-reduced over all replicas, each rank updates what it owns, and owners
 broadcast it in turn. Before a bucket's reduction the host waits for the reduction of the last bucket but one.
+Ranks also own whole tensors of an optimizer that needs whole matrices (Megatron-Core's `dist_muon`), and
+gather all at once.
 
 The parameters of experts are on other ranks than the rest. They have replicas of their own, whose
 communication follows that of the rest.
@@ -25,6 +27,7 @@ import numpy as np
 from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import state_bytes, update_products
 from perfsim.specs.model import TransformerConfig
+from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
@@ -149,6 +152,11 @@ class Replicas:
         return self.zero_stage == 1 and has_owners(self.recipe.runtime)
 
     @property
+    def owns_whole(self) -> bool:
+        """Whether each rank owns whole tensors, so that gradients are all-reduced."""
+        return self.zero_stage == 1 and owns_whole(self.recipe)
+
+    @property
     def owners(self) -> int:
         """Ranks over which an update is divided: all that shard, but no more than there are tensors."""
         if not self.has_owners or self.model is None:
@@ -170,7 +178,7 @@ class Replicas:
     @property
     def gathers_ahead(self) -> bool:
         """Whether parameters are gathered next to the first forward of the next step."""
-        shards_optimizer = self.zero_stage in (1, GRADIENTS_SHARDED) and not self.has_owners
+        shards_optimizer = self.zero_stage in (1, GRADIENTS_SHARDED) and not self.owns_whole
         return self.recipe.runtime.overlap_param_gather and shards_optimizer and self.size > 1
 
     @property
@@ -185,7 +193,7 @@ class Replicas:
 
     def across_works(self, num_parameters: float) -> list[Work]:
         """Sum of the shards of some gradients over groups; none where one group has all replicas."""
-        if self.zero_stage == 0 or self.has_owners or self.size == self.shards:
+        if self.zero_stage == 0 or self.owns_whole or self.size == self.shards:
             return []
         start, stride, size = self.ranks
         copies = RankGroup(start, stride * self.shards, size // self.shards)
@@ -200,7 +208,7 @@ class Replicas:
         works = []
         across = []
         if (self.size > 1 or self.alone) and held.rest >= LEAST:
-            scatters = self.zero_stage > 0 and not self.has_owners
+            scatters = self.zero_stage > 0 and not self.owns_whole
             op, ranks = ("reduce_scatter", self.shard_ranks) if scatters else ("all_reduce", self.ranks)
             n_bytes = held.rest * state_bytes(self.recipe).reduced
             works = [self._collective(op, n_bytes, "gradients", ranks)]
@@ -300,7 +308,12 @@ def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints
     return np.where(zero_stage >= GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 
-def has_owners(runtime: Runtime) -> bool:
+def owns_whole(recipe: Recipe) -> bool:
     """Whether a rank owns whole tensors under ZeRO 1."""
+    return has_owners(recipe.runtime) or OPTIMIZERS[recipe.optimizer].orthogonalisations > 0
+
+
+def has_owners(runtime: Runtime) -> bool:
+    """Whether such a rank broadcasts them in turn."""
     states = runtime.states if runtime.stack is None else runtime.stack.states
     return states == "owner_broadcast"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Bools, Ints
-from perfsim.costs.memory import stage_parameters
+from perfsim.costs.memory import shares_words, stage_parameters
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout, Recompute
 from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
@@ -139,7 +139,7 @@ class RankShare:
         layout = self.layout
         # On a rank with both, embedding and LM head may be one tensor.
         ends = {"first": self.rank == 0, "last": self.rank == last_rank}
-        held = Held(stage_parameters(slice_of(self.job, layout), 0, **ends))
+        held = Held(stage_parameters(slice_of(self.job, layout), 0, **ends, apart=self.rank > 0))
         for stage in stages:
             if stage.rank == self.rank:
                 held += stage.held_by(range(stage.num_layers))
@@ -277,8 +277,8 @@ class StepWriter:
             stamped = self.builder.stamp(passes.templates, slots, joined, "expert_communication")
             gradients = [self._reduce(rank, stamped, number) for rank in range(layout.pipeline)]
             last = self.placement.last_rank
-            if last and self.plan.job.model.tied_embeddings:
-                # The first and last stage both wait for the sum of the gradient of a tied embedding.
+            if last and shares_words(self.plan.job.model):
+                # The first and last stage both wait for the sum of the gradient of their embedding.
                 first = self.stages.virtual[0]
                 work = first.tied_embedding(self.stages.replicas[0], last)
                 stream = f"{first.group.device}/send-previous"

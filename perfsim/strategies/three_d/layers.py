@@ -29,7 +29,7 @@ from perfsim.work import Kind, RankGroup, Template, TensorClass, Work, layer
 from perfsim.work.builder import InBlock
 from perfsim.work.counts import attention_weight_input_bytes, layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.graph import compute_stream
-from perfsim.work.kernels import Kernel, LayerSlice
+from perfsim.work.kernels import FULL, Kernel, LayerSlice
 
 # How unevenly tokens are routed to the ranks that hold experts, and what a capacity limits of it.
 #
@@ -226,6 +226,21 @@ FORWARD = (Between("projection", "fc1"), Between("fc2", "qkv"))
 """Sums after attention and after the MLP."""
 BACKWARD = (Between("fc1.dgrad", "projection.dgrad"), Between("qkv.dgrad", "fc2.dgrad"))
 """Sums of gradients after the MLP and after attention."""
+_OF_MODULE: Mapping[tuple[Forward | Backward, bool], Sequence[tuple[str, int]]] = {
+    ("forward", False): (("all_reduce", 1), ("all_gather", 1)),
+    ("recompute", False): (("all_gather", 1),),
+    ("backward", False): (("all_reduce", 1), ("all_reduce", 2)),
+    ("forward", True): (("reduce_scatter", 1), ("all_gather", 2), ("all_gather", 1), ("all_gather", 1)),
+    ("recompute", True): (("all_gather", 2), ("all_gather", 1), ("all_gather", 1)),
+    ("backward", True): (("reduce_scatter", 1), ("all_gather", 1), ("reduce_scatter", 2), ("all_gather", 1)),
+}
+"""What multi-token prediction exchanges besides, in hidden tensors, by pass and sequence parallelism.
+
+Forward the embedding is summed, unless it is kept, and the columns of the projection are gathered; under
+sequence parallelism also its two inputs before, and what attention reads. Backward the gradients of the LM
+head's input and of both inputs are summed, and those of projection and embedding gathered where a forward
+scatters.
+"""
 
 
 @lru_cache(maxsize=4096)
@@ -285,6 +300,19 @@ class TensorGroup:
             self._work(name, product, n_bytes)
             for name, product in zip(("reduce_scatter", "all_gather"), between, strict=True)
         ]
+
+    def module_works(self, which: Forward | Backward) -> list[Work]:
+        """The collectives of a layer of multi-token prediction that other layers have not."""
+        if self.ranks.size == 1 or not self.part.kind.mtp:
+            return []
+        exchanges = _OF_MODULE["backward" if which == "dgrad" else which, self.part.sequence_parallel]
+        works = [self._work(op, "", count * self.part.activation_bytes) for op, count in exchanges]
+        positions = self.part.seq_length // self.part.context
+        return works + (self.softmax_works(positions) if which == "forward" else [])
+
+    def softmax_works(self, positions: int) -> list[Work]:
+        """Sums over vocabulary shards of maximum, target and sum of exponentials of each token, in fp32."""
+        return self.all_reduce_works(n_bytes=3 * FULL * self.part.micro_batch_size * positions)
 
     def all_gather_works(self, product: str = "") -> list[Work]:
         """The collective that gathers a received activation; none in a group of one rank."""
@@ -346,6 +374,7 @@ class Layer:
 
         `weights` are the layer's parameters if they are gathered first.
         """
+        hidden = self.group.write(at.template, hidden, self.group.module_works("forward"))
         attention = self.attention.forward(at, "forward", [hidden, *weights]).output
         attended = self.group.sum_into(at.template, attention, FORWARD[0], divided=self.mlp.divided)
         mlp = self.mlp.forward(at, "forward", [attended, hidden, *weights])
@@ -369,7 +398,8 @@ class Layer:
             redone = self.attention.forward(at, "recompute", inputs)
             again, kept = [redone.output], redone.kept
             if FORWARD[0] in self.summed_again:
-                inputs = [self.group.sum_into(template, redone.output, FORWARD[0], divided=self.mlp.divided)]
+                summed = self.group.write(template, redone.output, self.group.module_works("recompute"))
+                inputs = [self.group.sum_into(template, summed, FORWARD[0], divided=self.mlp.divided)]
         if self.mlp.repeats:
             made = self.mlp.forward(at, "recompute", inputs).output
             if FORWARD[1] in self.summed_again:
@@ -379,6 +409,7 @@ class Layer:
         mlp_sum = self.group.sum_out_of(template, mlp.output, BACKWARD[0], divided=self.mlp.divided)
         attention = self.attention.backward(at, which, [mlp_sum, saved, kept])
         below = self.group.sum_into(template, attention.output, BACKWARD[1], divided=self.divided_below)
+        below = self.group.write(template, below, self.group.module_works("backward"))
         sums = (mlp_sum, below) if self.group.ranks.size > 1 else ()
         return below, WeightInputs(mlp.kept, attention.kept, *sums)
 

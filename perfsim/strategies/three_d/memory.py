@@ -102,7 +102,7 @@ def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
             stage_parameters(part, 1, first=False, last=False) - routed_parameters(part),
             routed_parameters(part),
             stage_parameters(part, 0, first=True, last=False),
-            stage_parameters(part, 0, first=False, last=True),
+            stage_parameters(part, 0, first=False, last=True, apart=True),
             stage_parameters(part, 0, first=True, last=True),
             part.exchange_buffer_bytes,
         )

@@ -24,6 +24,7 @@ import numpy as np
 from perfsim.base.arrays import Floats, Ids, Ints
 from perfsim.base.compiled import Compiled, Laid
 from perfsim.base.limits import present_limits
+from perfsim.costs.memory import shares_words
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.closed_form import Priced, Steps
@@ -168,10 +169,10 @@ def _step_s(job: Job, steps: Steps, passes: Laid, row: int, update_s: float) -> 
         reduces = WEIGHTS if schedule.has("splits_backward") else BACKWARD
     how = row, reduces, int(zero == SHARDED), int(steps.overlaps)
     # A skewed schedule is in its steady state with the second step. In it the first and the last rank wait
-    # for each other's gradient of a tied embedding.
+    # for each other's gradient of the embedding.
     skewed = schedule.has("skewed")
     last_rank = division.placement.last_rank
-    ties = skewed and job.model.tied_embeddings and last_rank > 0
+    ties = skewed and shares_words(job.model) and last_rank > 0
 
     def followed_s(microbatches: int) -> float:
         """Seconds of the last of some steps, all passes followed."""

@@ -84,7 +84,8 @@ class VirtualStage:
 
     @property
     def embedding_and_head(self) -> Held:
-        return Held(stage_parameters(self.group.part, 0, first=self.first, last=self.last))
+        ends = {"first": self.first, "last": self.last}
+        return Held(stage_parameters(self.group.part, 0, **ends, apart=self.rank > 0))
 
     @property
     def empty(self) -> bool:
@@ -115,11 +116,6 @@ class VirtualStage:
         return compute_work("head", which, head_kernels(part, positions, which), *made)
 
     @property
-    def softmax_sum_bytes(self) -> float:
-        """Bytes reduced over vocabulary shards: maximum, target, sum of exponentials per token, in fp32."""
-        return 3 * 4.0 * self.group.part.micro_batch_size * self.head_positions
-
-    @property
     def wait(self) -> Work:
         """The start of a pass: the host runs the schedule and waits for the tensor."""
         return self._handing_on(WAIT_OF_HOST, Kind.COMP, "stage.hand_on", None)
@@ -129,7 +125,7 @@ class VirtualStage:
         return self._handing_on("pipeline.send", Kind.COMM_SEND, "send_recv", ranks)
 
     def tied_embedding(self, replicas: Replicas, last_rank: int) -> Work:
-        """Sum of the gradients of a tied embedding over the first rank, with its replicas, and the last."""
+        """Sum of the gradients of an embedding over the first rank, with its replicas, and the last."""
         part = self.group.part
         rows = padded_vocab_size(part.model, part.tensor) / part.tensor
         grad_bytes = state_bytes(replicas.recipe).reduced / replicas.gradient_shards
@@ -217,7 +213,7 @@ class StagePass:
             done.append(hidden)
         if stage.last:
             logits = self._compute(stage.head("forward"), [hidden, *root], HEAD)
-            sums = self.group.all_reduce_works(n_bytes=stage.softmax_sum_bytes)
+            sums = self.group.softmax_works(stage.head_positions)
             template.output("logits", self.group.write(template, logits, sums))
         else:
             self._send("activation", hidden)

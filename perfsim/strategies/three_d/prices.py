@@ -17,6 +17,7 @@ import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.limits import present_limits
+from perfsim.costs.memory import shares_words
 from perfsim.costs.price import Costs, Shares
 from perfsim.network import FatTree
 from perfsim.specs.layout import RECOMPUTED, Recompute
@@ -27,9 +28,9 @@ from perfsim.strategies.three_d.data import (
     SHARDED,
     Held,
     Replicas,
-    has_owners,
     layers_per_bucket,
     norm_works,
+    owns_whole,
 )
 from perfsim.strategies.three_d.division import distinct_kinds, kind_numbers
 from perfsim.strategies.three_d.emission import RankShare
@@ -177,26 +178,27 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: i
     layer = RankShare(job, layout).layer(replace(kind, experts=False), mode)
     part = layer.attention if half == "attention" else layer.mlp
 
-    def sums(between: Sequence[Between]) -> list[Work]:
+    def sums(which: Which, between: Sequence[Between]) -> list[Work]:
         """The collectives of a forward or backward; a layer with experts has only attention's."""
         if half == "mlp" or not between:
             return []
+        works = layer.group.module_works(which) if between in (FORWARD, BACKWARD) else []
         if kind.experts:
             attention, other = between if between is FORWARD else reversed(between)
             between = [Between(attention.before, other.after)]
-        return [work for products in between for work in layer.group.all_reduce_works(products)]
+        return works + [work for products in between for work in layer.group.all_reduce_works(products)]
 
     if run == "whole":
         return {
-            "forward": (*part.works("forward"), *sums(FORWARD)),
-            "backward": (*part.works("backward"), *sums(BACKWARD)),
+            "forward": (*part.works("forward"), *sums("forward", FORWARD)),
+            "backward": (*part.works("backward"), *sums("backward", BACKWARD)),
             **part.ring_terms(),
         }
     if run == "split":
-        return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": [part.weights]}
+        return {"inputs": (*part.works("dgrad"), *sums("dgrad", BACKWARD)), "weights": [part.weights]}
     again = part.works("recompute") if part.repeats else ()
     summed = layer.summed_again if mode == "full" or not kind.experts else ()
-    return {"recompute": (*again, *sums(summed))}
+    return {"recompute": (*again, *sums("recompute", summed))}
 
 
 _EXPERTS = LayerKind(experts=True)
@@ -272,11 +274,10 @@ def _end_terms(job: Job, splits: int, *degrees: int) -> Named:
     stage = _stage(job, degrees)
     group = stage.group
     embedding = (stage.embedding("backward"),)
-    summed = group.all_reduce_works(n_bytes=stage.softmax_sum_bytes)
     return {
         "embedding_forward": (stage.embedding("forward"), *group.all_reduce_works(EMBEDDED)),
         "embedding_weights" if splits else "embedding_backward": embedding,
-        "head_forward": (stage.head("forward"), *summed),
+        "head_forward": (stage.head("forward"), *group.softmax_works(stage.head_positions)),
         "head_backward": (stage.head("dgrad" if splits else "backward"), *group.all_reduce_works(FROM_HEAD)),
         "head_weights": (stage.head("wgrad"),) if splits else (),
     }
@@ -538,7 +539,7 @@ class _DataPrices(NamedTuple):
     ahead_ends: Floats
     """The same for the embedding, which begins them."""
     tie: Floats
-    """Summing the gradient of a tied embedding over the first and the last stage."""
+    """Summing the gradient of an embedding on both the first and the last stage."""
     norm: Floats
     """Summing the norm of all gradients, for which every update waits."""
 
@@ -638,7 +639,7 @@ def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBy
     holds = columns.expert * columns.expert_tensor
     full, rest = np.divmod(largest.chunk, largest.bucket)
     overlaps = int(job.runtime.overlap_grad_reduce)
-    gathered = np.where(columns.zero_stage == 1, not has_owners(job.runtime), 1)
+    gathered = np.where(columns.zero_stage == 1, not owns_whole(job.recipe), 1)
     gathers = int(job.runtime.overlap_param_gather) * gathered
     keys = (
         *(columns.tensor, columns.replicas, columns.shards),
@@ -718,7 +719,7 @@ def _data_terms(
         return replicas.gather_works(held) if wanted else []
 
     tie: list[Work] = []
-    if last_rank and job.model.tied_embeddings:
+    if last_rank and shares_words(job.model):
         tie = [_stage(job, (tensor, False, 1)).tied_embedding(replicas, last_rank)]
     scatters = zero >= GRADIENTS_SHARDED
     updates_shard = 0 < zero < SHARDED

@@ -13,6 +13,7 @@ from perfsim.specs.precisions import Precision
 
 CASES = {
     "zero 3": Case("zero3", ParallelLayout(tensor=2, data=2, zero_stage=3), 2),
+    "zero 1": Case("3d", ParallelLayout(tensor=2, data=2, sequence_parallel=True, zero_stage=1), 2),
     "zero 1, tied over stages": Case("3d", ParallelLayout(tensor=2, pipeline=2, data=2, zero_stage=1), 2),
     "sequence parallel": Case("3d", ParallelLayout(tensor=2, pipeline=2, sequence_parallel=True), 2),
     "embedding and LM head on one rank": Case(
@@ -33,6 +34,7 @@ ON_GPUS = [name for name in CASES if CASES[name].strategy != "weight-streaming"]
     ("name", "model", "recipe"),
     [
         *product(CASES, ["gpt3_20b", "gptj_6b"], [{}]),
+        ("zero 1", "deepseek_v3", {}),  # routers and projections down to latents are whole
         *product(ON_GPUS, ["gpt3_20b"], [{"precision": "fp32"}]),
         *product(ON_GPUS, ["gpt3_20b"], [{"precision": "fp32", "reduce_precision": "bf16"}]),
     ],

@@ -35,6 +35,13 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         **H100,
     },
     "windows": {"model": "gpt_oss_120b", "model.num_layers": 6, **H100},
+    "a further token without experts": {
+        "model": "gpt3_6p7b",
+        "model.num_layers": 4,
+        "model.mtp_num_layers": 1,
+        "system": "dgx-a100-80gb",
+        "devices": 16,
+    },
     "no experts": {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 16},
 }
 
@@ -101,6 +108,7 @@ CONTEXTS = ParallelLayout(context=2, context_exchange="all_to_all", sequence_par
 LAYOUTS = {
     "alone": ParallelLayout(data=16, micro_batch_size=2),
     "recomputed": ParallelLayout(tensor=2, data=8, sequence_parallel=True, recompute="full"),
+    "the MLP again": ParallelLayout(tensor=2, data=8, sequence_parallel=True, recompute="mlp"),
     "split": ParallelLayout(tensor=4, data=2, pipeline=2, sequence_parallel=True, schedule="zb1p"),
     "contexts": replace(CONTEXTS, tensor=2, data=4),
     "experts": ParallelLayout(tensor=2, data=8, sequence_parallel=True, micro_batch_size=3, expert=4),

@@ -190,13 +190,22 @@ def test_one_group_of_all_replicas_is_plain_sharding() -> None:
     assert grouped == plain
 
 
-def owned(size: int, **runtime: Any) -> Replicas:
-    recipe = toys.recipe()
+def owned(size: int, optimizer: str = "adam", **runtime: Any) -> Replicas:
+    recipe = toys.recipe(optimizer=optimizer)
     runtime = recipe.runtime.model_copy(update={"states": "owner_broadcast", **runtime})
     recipe = recipe.model_copy(update={"runtime": runtime})
     model = toys.model()
     count = float(parameters(model).total)
     return Replicas(recipe, RankGroup(0, 1, size), "", count, 1, model=model)
+
+
+def test_muon_all_reduces_gradients_and_gathers_what_ranks_updated_at_once() -> None:
+    """Megatron-Core's `dist_muon` divides whole matrices, and gathers none ahead."""
+    replicas = owned(8, "muon", states="scatter_gather", overlap_param_gather=True)
+    (reduced,), (gathered,) = replicas.reduce_works(replicas.held), replicas.gather_works(replicas.held)
+    assert (reduced.op, gathered.op) == ("all_reduce", "all_gather")
+    assert (reduced.group, gathered.comm_bytes) == (replicas.ranks, 2 * replicas.num_parameters)
+    assert (replicas.gathers_ahead, replicas.updated) == (False, replicas.num_parameters / 8)
 
 
 @pytest.mark.parametrize("size", [4, 4096])

@@ -17,6 +17,7 @@ from perfsim.strategies.schedules import least_chunks
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.testing import toys
 from perfsim.work import TaskGraph
+from perfsim.work.counts import parameters
 
 LARGE = ParallelLayout(micro_batch_size=16)
 
@@ -45,6 +46,38 @@ def test_tensor_ranks_gather_what_was_cast_before_and_sum_in_16_bits(precision: 
     large = (work for work in written.works if work.category.startswith("tensor") and work.comm_bytes > 1e6)
     moved = {(work.op, work.comm_bytes / 1024 / 2048) for work in large}
     assert moved == {("all_gather", gathered), ("reduce_scatter", 2)}
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "more"),
+    [(False, {"all_reduce": 1 + 1 + 2, "all_gather": 1}), (True, {"reduce_scatter": 4, "all_gather": 6})],
+)
+def test_a_module_sums_its_embedding_and_gathers_its_projection(
+    sequence_parallel: bool, more: dict[str, int]
+) -> None:
+    """Its projection reads two hidden tensors; the LM head behind it returns a gradient of one."""
+    moved = Counter[str]()
+    for sign, modules in ((1, 1), (-1, 0)):
+        job = toys.job(1, num_layers=8 - modules, mtp_num_layers=modules)
+        for task in graph(ParallelLayout(tensor=2, sequence_parallel=sequence_parallel), job).tasks():
+            if task.work.category == "tensor_communication":
+                moved[task.work.op] += sign * round(task.work.comm_bytes / (2 * 1024 * 2048))
+    assert +moved == more
+
+
+@pytest.mark.parametrize(
+    ("layout", "copies"),
+    [(ParallelLayout(pipeline=2), 1), (ParallelLayout(pipeline=2, virtual_pipeline=2, schedule="zbv"), 0)],
+)
+def test_modules_away_from_the_embedding_have_a_copy_of_it(layout: ParallelLayout, copies: int) -> None:
+    """Its gradients are summed over both ends; in a V they are one rank."""
+    job = toys.job(8, tied_embeddings=False, num_layers=7, mtp_num_layers=1)
+    held, alone = (
+        sum(use.parts_bytes["parameters"] for use in stage_memory(job, some, toys.topology(some.pipeline)))
+        for some in (layout, ParallelLayout())
+    )
+    assert held - alone == copies * 2 * parameters(job.model).embedding
+    assert counts(graph(layout, job))["pipeline.tied_embedding"] == copies
 
 
 @pytest.mark.parametrize(
