@@ -154,7 +154,9 @@ class Replicas:
     @property
     def owns_whole(self) -> bool:
         """Whether each rank owns whole tensors, so that gradients are all-reduced."""
-        return self.zero_stage == 1 and owns_whole(self.recipe)
+        return self.has_owners or (
+            self.zero_stage == 1 and OPTIMIZERS[self.recipe.optimizer].orthogonalisations > 0
+        )
 
     @property
     def owners(self) -> int:
@@ -308,12 +310,7 @@ def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints
     return np.where(zero_stage >= GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 
-def owns_whole(recipe: Recipe) -> bool:
-    """Whether a rank owns whole tensors under ZeRO 1."""
-    return has_owners(recipe.runtime) or OPTIMIZERS[recipe.optimizer].orthogonalisations > 0
-
-
 def has_owners(runtime: Runtime) -> bool:
-    """Whether such a rank broadcasts them in turn."""
+    """Whether a rank owns whole tensors under ZeRO 1, and broadcasts them."""
     states = runtime.states if runtime.stack is None else runtime.stack.states
     return states == "owner_broadcast"

@@ -30,7 +30,6 @@ from perfsim.strategies.three_d.data import (
     Replicas,
     layers_per_bucket,
     norm_works,
-    owns_whole,
 )
 from perfsim.strategies.three_d.division import distinct_kinds, kind_numbers
 from perfsim.strategies.three_d.emission import RankShare
@@ -639,15 +638,13 @@ def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBy
     holds = columns.expert * columns.expert_tensor
     full, rest = np.divmod(largest.chunk, largest.bucket)
     overlaps = int(job.runtime.overlap_grad_reduce)
-    gathered = np.where(columns.zero_stage == 1, not owns_whole(job.recipe), 1)
-    gathers = int(job.runtime.overlap_param_gather) * gathered
     keys = (
         *(columns.tensor, columns.replicas, columns.shards),
         *(stage, columns.zero_stage, columns.last_rank, holds),
         *(largest.layers, largest.first, largest.last),
         overlaps * np.where(full > 0, largest.bucket, 0),
         overlaps * rest,
-        gathers * np.minimum(largest.bucket, largest.chunk),
+        int(job.runtime.overlap_param_gather) * np.minimum(largest.bucket, largest.chunk),
     )
     base = Job(job.model, job.recipe, 1)
     share = Counter(kind_numbers(job.model)) or Counter([0])
@@ -696,8 +693,8 @@ def _data_terms(
     """The works of the replicas of one rank.
 
     `data` ranks have the same parameters, and one of `holds` after it the same experts. Reductions overlap in
-    buckets of `bucket` layers, the last of `rest`, and buckets of `ahead` layers are gathered next to forward
-    passes; 0: none do.
+    buckets of `bucket` layers, the last of `rest`; 0: none do. Buckets of `ahead` layers may be gathered next
+    to forward passes.
     """
     begins = shapes.both if last and first else shapes.embedding
     ends = begins if first else shapes.head if last else 0.0
@@ -722,10 +719,10 @@ def _data_terms(
     if last_rank and shares_words(job.model):
         tie = [_stage(job, (tensor, False, 1)).tied_embedding(replicas, last_rank)]
     scatters = zero >= GRADIENTS_SHARDED
-    updates_shard = 0 < zero < SHARDED
+    gathers_ahead = replicas.gathers_ahead
     return {
         "reduce": reduce(whole),
-        "gather": gather(whole, updates_shard and not ahead),
+        "gather": gather(whole, 0 < zero < SHARDED and not gathers_ahead),
         "update": [replicas.optimizer_work()],
         "reduce_ends": reduce(Held(ends), job.runtime.overlap_grad_reduce),
         "reduce_bucket": reduce(layer * bucket),
@@ -738,7 +735,7 @@ def _data_terms(
         "gather_both": gather(Held(shapes.both), zero == SHARDED),
         "across_layer": across(shapes.layer),
         "across_both": across(shapes.both),
-        "ahead_bucket": gather(layer * ahead, updates_shard and ahead > 0),
-        "ahead_ends": gather(Held(begins), updates_shard and ahead > 0),
+        "ahead_bucket": gather(layer * ahead, gathers_ahead),
+        "ahead_ends": gather(Held(begins), gathers_ahead),
         "tie": tie,
     }
