@@ -183,11 +183,6 @@ class Replicas:
         shards_optimizer = self.zero_stage in (1, GRADIENTS_SHARDED) and not self.owns_whole
         return self.recipe.runtime.overlap_param_gather and shards_optimizer and self.size > 1
 
-    @property
-    def gradient_shards(self) -> int:
-        """Number of shards of the reduced gradients, more than 1 under ZeRO 2."""
-        return self.shards if self.shards_gradients else 1
-
     def layers_per_bucket(self, layer_parameters: float) -> int:
         """Number of layers whose gradients fill a bucket."""
         stage = self.zero_stage if self.shards_gradients or self.zero_stage == SHARDED else 0

@@ -152,8 +152,7 @@ class ExpertGroup(Half):
         if work is None:
             return []
         product = "shared_fc1" if which in ("forward", "recompute") else "shared_fc2.dgrad"
-        gathers, scatters = (self.group.all_gather_works(product), self.group.reduce_scatter_works())
-        return [*gathers, work, *scatters]
+        return [*self.group.works("all_gather", product), work, *self.group.works("reduce_scatter")]
 
     @property
     def weights(self) -> Work:

@@ -287,26 +287,23 @@ class TensorGroup:
 
     def sum_out_of(self, template: Template, tensor: int, between: Between, *, divided: bool) -> int:
         """Sum what a half made, or gather it if the half is `divided`; each rank then has all positions."""
-        works = self.all_gather_works(between.after) if divided else self.all_reduce_works(between)
+        works = self.works("all_gather", between.after) if divided else self.all_reduce_works(between)
         return self.write(template, tensor, works)
 
     def all_reduce_works(self, between: Between = NOTHING, n_bytes: float | None = None) -> list[Work]:
-        """The collectives that sum an activation over the group; none in a group of one rank."""
-        if self.ranks.size == 1:
-            return []
+        """The collectives that sum an activation over the group."""
         if not self.part.sequence_parallel:
-            return [self._work("all_reduce", "", n_bytes)]
-        return [
-            self._work(name, product, n_bytes)
-            for name, product in zip(("reduce_scatter", "all_gather"), between, strict=True)
-        ]
+            return self.works("all_reduce", n_bytes=n_bytes)
+        pairs = zip(("reduce_scatter", "all_gather"), between, strict=True)
+        return [work for op, product in pairs for work in self.works(op, product, n_bytes)]
 
     def module_works(self, which: Forward | Backward) -> list[Work]:
         """The collectives of a layer of multi-token prediction that other layers have not."""
-        if self.ranks.size == 1 or not self.part.kind.mtp:
+        if not self.part.kind.mtp:
             return []
         exchanges = _OF_MODULE["backward" if which == "dgrad" else which, self.part.sequence_parallel]
-        works = [self._work(op, "", count * self.part.activation_bytes) for op, count in exchanges]
+        sizes = ((op, count * self.part.activation_bytes) for op, count in exchanges)
+        works = [work for op, n_bytes in sizes for work in self.works(op, n_bytes=n_bytes)]
         positions = self.part.seq_length // self.part.context
         return works + (self.softmax_works(positions) if which == "forward" else [])
 
@@ -314,28 +311,20 @@ class TensorGroup:
         """Sums over vocabulary shards of maximum, target and sum of exponentials of each token, in fp32."""
         return self.all_reduce_works(n_bytes=3 * FULL * self.part.micro_batch_size * positions)
 
-    def all_gather_works(self, product: str = "") -> list[Work]:
-        """The collective that gathers a received activation; none in a group of one rank."""
-        return [self._work("all_gather", product, None)] if self.ranks.size > 1 else []
-
-    def reduce_scatter_works(self) -> list[Work]:
-        """The collective after which each rank has the sum of its own positions; none in a group of one."""
-        return [self._work("reduce_scatter", "", None)] if self.ranks.size > 1 else []
-
-    def _work(self, op: str, product: str, n_bytes: float | None) -> Work:
-        if (op, product, n_bytes) not in self._works:
+    def works(self, op: str, product: str = "", n_bytes: float | None = None) -> list[Work]:
+        """A collective of an activation, next to a product where they overlap; none in a group of one."""
+        key = op, product, n_bytes
+        if self.ranks.size > 1 and key not in self._works:
             made = TensorClass("hidden", self.part.activation_bytes)
             moved = made.n_bytes if n_bytes is None else n_bytes
             if op == "all_gather" and product:
                 moved = layer.gathered_bytes(self.part, product)
             next_to = _product(self.part, product) if self.overlaps and product else None
-            self._works[op, product, n_bytes] = collective(
-                "tensor", op, moved, self.ranks, made, next_to=next_to
-            )
-        return self._works[op, product, n_bytes]
+            self._works[key] = [collective("tensor", op, moved, self.ranks, made, next_to=next_to)]
+        return self._works.get(key, [])
 
     @cached_property
-    def _works(self) -> dict[tuple[str, str, float | None], Work]:
+    def _works(self) -> dict[tuple[str, str, float | None], list[Work]]:
         return {}
 
 

@@ -128,7 +128,8 @@ class VirtualStage:
         """Sum of the gradients of an embedding over the first rank, with its replicas, and the last."""
         part = self.group.part
         rows = padded_vocab_size(part.model, part.tensor) / part.tensor
-        grad_bytes = state_bytes(replicas.recipe).reduced / replicas.gradient_shards
+        shards = replicas.shards if replicas.shards_gradients else 1
+        grad_bytes = state_bytes(replicas.recipe).reduced / shards
         made = TensorClass("table_gradient", rows * part.model.hidden_size * grad_bytes)
         ranks = RankGroup(0, last_rank * replicas.ranks.stride * replicas.size, 2)
         return collective("pipeline", "all_reduce", made.n_bytes, ranks, made, name="pipeline.tied_embedding")
@@ -391,7 +392,7 @@ class StagePass:
         sent_across = self.stage.previous_ranks if name == "activation" else self.stage.next_ranks
         if sent_across is None or self.group.part.sequence_parallel:
             return received
-        return self.group.write(self.template, received, self.group.all_gather_works())
+        return self.group.write(self.template, received, self.group.works("all_gather"))
 
     def _send(self, name: str, tensor: int) -> None:
         """Pass an activation to the next stage or a gradient to the previous one; a send if ranks differ."""

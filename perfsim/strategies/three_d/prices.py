@@ -294,7 +294,7 @@ def _send_terms(job: Job, node: int, chunked: int, *degrees: int) -> Named:
     return {
         "send": (stage.send(RankGroup(0, 1, 2)),) if node != 1 else (),
         "farthest_send": (stage.send(RankGroup(0, node, 2)),) if node else (),
-        "receive": () if stage.group.part.sequence_parallel else stage.group.all_gather_works(),
+        "receive": () if stage.group.part.sequence_parallel else stage.group.works("all_gather"),
         "begin": (stage.wait,) if waits else (),
     }
 
