@@ -155,8 +155,6 @@ def fill(tables: Tables, shares: Shares, flows: Ints) -> None:
             for link in crossed[first[flow] : first[flow + 1]]:
                 if hot[link]:
                     bounded[number] = min(bounded[number], left[link] / load[link])
-        for number in range(count):
-            flow = flows[waiting[number]]
             for link in crossed[first[flow] : first[flow + 1]]:
                 tightest[link] = min(tightest[link], bounded[number])
         # Flows that nothing fixes in this round wait for the next one, packed at the head of `waiting`.

@@ -24,19 +24,13 @@ class Parameters:
 
     model: TransformerConfig
 
-    def of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
-        return _count(self.model, kind) + self.routed_of(kind, active=active)
-
-    def matrices_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
-        """Weights of a layer that multiply activations."""
-        routed = self.routed_of(kind, active=active, matrices=True)
-        return _count(self.model, kind, matrices=True) + routed
+    def of(self, kind: LayerKind = PLAIN, *, active: bool = False, matrices: bool = False) -> int:
+        """Parameters of a layer, or its `matrices`: weights that multiply activations."""
+        routed = self.routed_of(kind, active=active, matrices=matrices)
+        return _count(self.model, kind, matrices=matrices) + routed
 
     def on_tensor_rank(self, kind: LayerKind, tensor: int) -> float:
-        """Parameters of a layer without its routed experts on one of its tensor ranks.
-
-        Matrices that all ranks hold count on each; norms and biases, far fewer, once over all of them.
-        """
+        """Parameters of a layer without routed experts on a tensor rank; norms and biases once over all."""
         everywhere = _count(self.model, kind, matrices=True, whole=True)
         return (_count(self.model, kind) - everywhere) / tensor + everywhere
 
@@ -93,12 +87,12 @@ class Parameters:
     @property
     def body_matrices(self) -> int:
         """Weights of all layers that multiply activations."""
-        return sum(count * self.matrices_of(kind) for kind, count in self._kinds.items())
+        return sum(count * self.of(kind, matrices=True) for kind, count in self._kinds.items())
 
     @property
     def active_body_matrices(self) -> int:
         """The same with only those experts of a layer that compute a token."""
-        return sum(count * self.matrices_of(kind, active=True) for kind, count in self._kinds.items())
+        return sum(count * self.of(kind, active=True, matrices=True) for kind, count in self._kinds.items())
 
 
 @lru_cache(maxsize=1024)
@@ -180,7 +174,7 @@ def recompute_flop_per_step(job: Job, recompute: Recompute, share: float = 1.0) 
         if part.by_operator(recompute):
             flop_per_token += (sum(product.flop for product in products) - kept_flop) / part.tokens
         else:
-            flop_per_token += 2.0 * counts.matrices_of(kind, active=True)
+            flop_per_token += 2.0 * counts.of(kind, active=True, matrices=True)
             flop_per_token -= kept_flop / part.tokens
     return share * flop_per_token * job.tokens_per_step
 

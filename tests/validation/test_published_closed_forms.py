@@ -109,7 +109,7 @@ def test_states_and_activations_of_the_first_stage_are_those_of_figure_1_of_2205
 ) -> None:
     states = state_bytes(Recipe(name="r", seq_length=2048, precision="bf16"))
     of_weight = states.parameters + states.gradients + states.optimizer
-    weights = published.layers * counts.parameters(published.model).matrices_of()
+    weights = published.layers * counts.parameters(published.model).of(matrices=True)
     on_device = of_weight * weights / (published.tensor * published.pipeline)
     assert on_device / GIB == pytest.approx(published.states_gib, abs=0.01)
     layout = ParallelLayout(

@@ -231,7 +231,7 @@ class Store:
             counts = self.counts
             head = counts.final_norm + self.job.model.vocab_size * self.job.model.hidden_size
             layers = (
-                self.streamed_bytes(counts.of(kind), counts.matrices_of(kind))
+                self.streamed_bytes(counts.of(kind), counts.of(kind, matrices=True))
                 for kind in set(layer_kinds(self.job.model))
             )
             held = max(*layers, self.streamed_bytes(max(counts.embedding, head)))

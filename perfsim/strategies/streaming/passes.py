@@ -82,7 +82,7 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice, tiles: 
         name = f"{LAYER} ({kind.words})" if layers else LAYER
         forward = device.kernels((*attention(layer, "forward"), *mlp_kernels(layer, "forward")))
         backward = device.kernels((*mlp_kernels(layer, "backward"), *attention(layer, "backward")))
-        matrices = counts.matrices_of(kind)
+        matrices = counts.of(kind, matrices=True)
         layers[kind] = _Block(name, layer, counts.of(kind), forward, backward, matrices=matrices)
     return (embedding, *(layers[kind] for kind in kinds), head)
 
@@ -264,13 +264,12 @@ class _PassRecorder:
         up = []
         for part in own:
             work = works.reduce if part == own[-1] else works.reduce_part
-            up.append(self._task(number, work, self._server("swarmx/up", number), [part, *adds]))
+            up.append(self._at_server(number, work, "swarmx/up", [part, *adds]))
         self.summed.append(up[-1])
         if self.kind.last:
             self._update(number, up)
         elif works.sum_write is not None:
-            stream = self._server("memoryx/flash-write", number)
-            up.append(self._task(number, works.sum_write, stream, up))
+            up.append(self._at_server(number, works.sum_write, "memoryx/flash-write", up))
         self.template.output(name, up[-1])
         return parts[-1]
 
@@ -280,16 +279,14 @@ class _PassRecorder:
         work = self.blocks[number].sum_read
         if work is None:
             return [earlier]
-        stream = self._server("memoryx/flash-read", number)
-        return [self._task(number, work, stream, [earlier], self._room_in_dram(self.summed))]
+        return [self._from_flash(number, work, [earlier], self.summed)]
 
     def _stream(self, number: int) -> list[int]:
         """Send a block's weights to every wafer, at most the prefetch depth ahead."""
         works = self.blocks[number]
         reads: list[int] = [self.template.port(f"weights{number}")] if self.kind.updated else []
         if works.stage is not None:
-            stream = self._server("memoryx/flash-read", number)
-            reads = [self._task(number, works.stage, stream, reads, self._room_in_dram(self.sent))]
+            reads = [self._from_flash(number, works.stage, reads, self.sent)]
         # The end of an earlier block's compute frees the buffer for these weights.
         index = len(self.computed) - 1 - self.depth
         freed: list[int] = (
@@ -298,20 +295,24 @@ class _PassRecorder:
         freed += [self.template.writer(self.computed[index])] if index >= 0 else []
         arrived = []
         for chunk in range(self.shape.stream_chunks):
-            load = self._task(number, works.load, self._server("memoryx/out", number), reads, freed)
+            load = self._at_server(number, works.load, "memoryx/out", reads, freed)
             lane = f"swarmx/down{chunk or ''}"  # a lane per chunk: hops are latency, so chunks overlap
             arrived.append(self._task(number, works.broadcast, lane, [load]))
         self.sent.append(load)
         return arrived
 
-    def _room_in_dram(self, done: Sequence[int]) -> list[int]:
-        """The task that must end before one more layer is read from flash."""
+    def _from_flash(self, number: int, work: Work, reads: Sequence[int], done: Sequence[int]) -> int:
+        """Record a read from flash, for which the end of an earlier layer of `done` makes room in DRAM."""
         staged = self.shape.streaming.staged_layers
-        return [self.template.writer(done[-staged])] if len(done) >= staged else []
+        room = [self.template.writer(done[-staged])] if len(done) >= staged else []
+        return self._at_server(number, work, "memoryx/flash-read", reads, room)
 
-    def _server(self, stream: str, number: int) -> str:
-        """The stream of the weight server of a block; a common one where blocks are sharded."""
-        return f"{stream}{number % self.shape.servers}" if self.shape.servers else stream
+    def _at_server(
+        self, number: int, work: Work, stream: str, reads: Sequence[int], after: Sequence[int] = ()
+    ) -> int:
+        """Record a task of a block on the stream of its weight server; blocks that are sharded have one."""
+        server = number % self.shape.servers if self.shape.servers else ""
+        return self._task(number, work, f"{stream}{server}", reads, after)
 
     def _update(self, number: int, gradients: list[int]) -> None:
         """Run the optimizer on MemoryX as soon as a block's gradient is complete."""
@@ -319,14 +320,11 @@ class _PassRecorder:
         reads = list(gradients)
         if works.state_read is not None:
             before = [self.template.port(f"state{number}")] if self.kind.updated else []
-            stream = self._server("memoryx/flash-read", number)
-            room = self._room_in_dram(self.updates)
-            reads.append(self._task(number, works.state_read, stream, before, room))
-        weights = self._task(number, works.update, self._server("memoryx/update", number), reads)
+            reads.append(self._from_flash(number, works.state_read, before, self.updates))
+        weights = self._at_server(number, works.update, "memoryx/update", reads)
         self.updates.append(weights)
         if works.state_write is not None:
-            stream = self._server("memoryx/flash-write", number)
-            written = self._task(number, works.state_write, stream, [weights])
+            written = self._at_server(number, works.state_write, "memoryx/flash-write", [weights])
             self.template.output(f"state{number}", written)
             weights = written if works.stage is not None else weights
         self.template.output(f"weights{number}", weights)

@@ -9,8 +9,7 @@ gathers, and shards are summed over the groups.
 Under ZeRO 1 a framework may divide whole tensors among the ranks instead (`StateExchange` owner_broadcast, as
 InternEvo of 2023): gradients are all-reduced over all replicas, each rank updates what it owns, and owners
 broadcast it in turn. Before a bucket's reduction the host waits for the reduction of the last bucket but one.
-Ranks also own whole tensors of an optimizer that needs whole matrices (Megatron-Core's `dist_muon`), and
-gather all at once.
+An optimizer of whole matrices (Megatron-Core's `dist_muon`) divides them likewise, and gathers all at once.
 
 The parameters of experts are on other ranks than the rest. They have replicas of their own, whose
 communication follows that of the rest.
@@ -154,9 +153,8 @@ class Replicas:
     @property
     def owns_whole(self) -> bool:
         """Whether each rank owns whole tensors, so that gradients are all-reduced."""
-        return self.has_owners or (
-            self.zero_stage == 1 and OPTIMIZERS[self.recipe.optimizer].orthogonalisations > 0
-        )
+        of_matrices = OPTIMIZERS[self.recipe.optimizer].orthogonalisations > 0
+        return self.has_owners or (self.zero_stage == 1 and of_matrices)
 
     @property
     def owners(self) -> int:

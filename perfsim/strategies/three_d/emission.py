@@ -126,13 +126,12 @@ class RankShare:
         stack = recipe.runtime.stack
         fixed = recipe.expert_capacity is not None
         waits = not fixed and stack is not None and not stack.cuda_graph and stack.expert_pass_s > 0
-        part = slice_of(self.job, self.layout, kind)
+        group = self.group(kind)
         ranks = RankGroup(self.first, self.layout.expert_tensor, self.layout.expert)
         shares = RankGroup(self.first, 1, self.layout.expert_tensor)
-        device = f"gpu{self.first}"
         joins = schedule_called(self.layout.schedule).has("joins")
-        of_ranks = ranks, shares, self.group(kind)
-        return ExpertGroup(part, device, mode, *of_ranks, recipe.expert_dispatcher, waits, joins)
+        of_rank = group.part, group.device, mode, ranks, shares, group
+        return ExpertGroup(*of_rank, recipe.expert_dispatcher, waits, joins)
 
     def replicas(self, stages: list[VirtualStage], last_rank: int) -> Replicas:
         """Its replicas, and the replicas of its experts; `last_rank` has the LM head."""

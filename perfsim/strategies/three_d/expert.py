@@ -28,7 +28,7 @@ from perfsim.work import WAIT_OF_EXPERTS, RankGroup, TensorClass, Work
 from perfsim.work.builder import InBlock
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
-from perfsim.work.layer import APART, ExpertStage, expert_kernels, mlp_kernels, mlp_recompute, mlp_residual
+from perfsim.work.layer import APART, ExpertStage, expert_kernels, mlp_recompute, mlp_residual
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
@@ -99,6 +99,7 @@ def _around_experts(part: LayerSlice, which: Which) -> tuple[Work, Work | None, 
 class ExpertGroup(Half):
     """The experts of a layer, divided over ranks, seen from one of them; a rank routes its own positions."""
 
+    name = "experts"
     divided = True
     ranks: RankGroup
     """Ranks with different experts."""
@@ -153,11 +154,6 @@ class ExpertGroup(Half):
             return []
         product = "shared_fc1" if which in ("forward", "recompute") else "shared_fc2.dgrad"
         return [*self.group.works("all_gather", product), work, *self.group.works("reduce_scatter")]
-
-    @property
-    def weights(self) -> Work:
-        done = TensorClass("weight_gradient", 0.0)
-        return compute_work("experts", "wgrad", mlp_kernels(self.part, "wgrad"), done)
 
     def host_works(self, begin: Work) -> list[Work]:
         """What the host does next to the device, from the counts of rows to the end of the block."""

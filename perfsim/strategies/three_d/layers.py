@@ -105,7 +105,7 @@ def compute_work(name: str, which: HalfPass, kernels: layer.Kernels, *writes: Te
 
 _HALVES = {
     "attention": (layer.attention_kernels, layer.attention_recompute, attention_weight_input_bytes),
-    "mlp": (layer.mlp_kernels, layer.mlp_recompute, mlp_weight_input_bytes),
+    **dict.fromkeys(("mlp", "experts"), (layer.mlp_kernels, layer.mlp_recompute, mlp_weight_input_bytes)),
 }
 """Kernels of a half, kernels of its recompute, and bytes of the inputs of its weight gradients."""
 
@@ -237,9 +237,8 @@ _OF_MODULE: Mapping[tuple[Forward | Backward, bool], Sequence[tuple[str, int]]] 
 """What multi-token prediction exchanges besides, in hidden tensors, by pass and sequence parallelism.
 
 Forward the embedding is summed, unless it is kept, and the columns of the projection are gathered; under
-sequence parallelism also its two inputs before, and what attention reads. Backward the gradients of the LM
-head's input and of both inputs are summed, and those of projection and embedding gathered where a forward
-scatters.
+sequence parallelism also its two inputs, and what attention reads. Backward gradients of the LM head's input
+and of both inputs are summed, and those of projection and embedding gathered where a forward scatters.
 """
 
 

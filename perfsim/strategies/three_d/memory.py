@@ -99,7 +99,7 @@ def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
             part.activation_bytes,
             counts.head_weight_input_bytes(part, positions),
             logit_bytes(part, positions),
-            stage_parameters(part, 1, first=False, last=False) - routed_parameters(part),
+            counts.parameters(job.model).on_tensor_rank(kind, part.tensor),
             routed_parameters(part),
             stage_parameters(part, 0, first=True, last=False),
             stage_parameters(part, 0, first=False, last=True, apart=True),

@@ -34,7 +34,7 @@ from perfsim.work import (
     Work,
 )
 from perfsim.work.builder import InBlock, Port
-from perfsim.work.counts import head_weight_input_bytes
+from perfsim.work.counts import head_weight_input_bytes, parameters
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import LayerPass, embedding_kernels, head_kernels, padded_vocab_size
 
@@ -43,8 +43,7 @@ from perfsim.work.layer import LayerPass, embedding_kernels, head_kernels, padde
 
 @lru_cache(maxsize=512)
 def _held_by_layer(part: LayerSlice) -> Held:
-    routed = routed_parameters(part)
-    return Held(stage_parameters(part, 1, first=False, last=False) - routed, routed)
+    return Held(parameters(part.model).on_tensor_rank(part.kind, part.tensor), routed_parameters(part))
 
 
 @dataclass(frozen=True)

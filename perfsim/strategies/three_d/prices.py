@@ -272,10 +272,9 @@ def _end_terms(job: Job, splits: int, *degrees: int) -> Named:
     """Embedding and LM head in whole or split passes, by `tensor` to `context` of `layout_of`."""
     stage = _stage(job, degrees)
     group = stage.group
-    embedding = (stage.embedding("backward"),)
     return {
         "embedding_forward": (stage.embedding("forward"), *group.all_reduce_works(EMBEDDED)),
-        "embedding_weights" if splits else "embedding_backward": embedding,
+        "embedding_weights" if splits else "embedding_backward": (stage.embedding("backward"),),
         "head_forward": (stage.head("forward"), *group.softmax_works(stage.head_positions)),
         "head_backward": (stage.head("dgrad" if splits else "backward"), *group.all_reduce_works(FROM_HEAD)),
         "head_weights": (stage.head("wgrad"),) if splits else (),

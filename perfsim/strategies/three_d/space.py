@@ -368,7 +368,7 @@ def head_layers(job: Job, layer_bytes: float | None = None) -> int:
     positions = job.recipe.lm_head_positions or job.seq_length
     seen = job.seq_length / 2 if model.causal and job.runtime.attention == "flash" else job.seq_length
     kind = layer_kinds(model)[model.num_layers - 1]
-    products = parameters(model).matrices_of(kind, active=True) * min(1.0, width / 2)
+    products = parameters(model).of(kind, active=True, matrices=True) * min(1.0, width / 2)
     layer = products + seen * (model.query_width + model.attention_width)
     return round(model.vocab_size * model.hidden_size * positions / job.seq_length / layer)
 

@@ -91,8 +91,8 @@ def test_latent_attention_goes_down_to_latents_and_up_to_heads() -> None:
     split = (*layer.attention_kernels(part, "dgrad"), *layer.attention_kernels(part, "wgrad"))
     assert flop(split) == flop(whole)
     counts = parameters(part.model)
-    assert counts.matrices_of() == weights + 2 * H * part.model.ffn_hidden_size
-    assert counts.of() - counts.matrices_of() == 2 * H + 384 + 128
+    assert counts.of(matrices=True) == weights + 2 * H * part.model.ffn_hidden_size
+    assert counts.of() - counts.of(matrices=True) == 2 * H + 384 + 128
 
 
 @pytest.mark.parametrize(("window", "share"), [(S, 1.0), (S // 2, 0.75), (S // 8, 0.234375)])
@@ -110,7 +110,7 @@ def test_model_flops_count_active_weights_windows_and_the_heads_of_multi_token_p
     changes = {"experts": EXPERTS | {"first_dense_layers": 2}, "mtp_num_layers": 1, "bias": False}
     model = toys.model(**changes, sliding_window=S // 2, sliding_window_pattern=2)
     counts = parameters(model)
-    weights = sum(counts.matrices_of(kind, active=True) for kind in layer_kinds(model))
+    weights = sum(counts.of(kind, active=True, matrices=True) for kind in layer_kinds(model))
     # The layer of multi-token prediction is like the last one, which attends to all positions.
     core = 12.0 * S * H * (4 * 0.75 + 5)
     heads = 2 * 6.0 * model.vocab_size * H

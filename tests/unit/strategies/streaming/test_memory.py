@@ -87,11 +87,12 @@ def stored_bytes(store: Store) -> float:
 
 
 def test_zeros_of_matrices_do_not_travel_and_kept_weights_bring_an_index() -> None:
-    rest = COUNTS.of() - COUNTS.matrices_of()
+    matrices = COUNTS.of(matrices=True)
+    rest = COUNTS.of() - matrices
     store = store_of(recipe={"weight_sparsity": 0.75})
-    assert store.kept(COUNTS.of(), COUNTS.matrices_of()) == pytest.approx(rest + 0.25 * COUNTS.matrices_of())
-    n_bytes = store.streamed_bytes(COUNTS.of(), COUNTS.matrices_of())
-    assert n_bytes == pytest.approx(2 * (rest + 0.25 * 1.5 * COUNTS.matrices_of()))
+    assert store.kept(COUNTS.of(), matrices) == pytest.approx(rest + 0.25 * matrices)
+    n_bytes = store.streamed_bytes(COUNTS.of(), matrices)
+    assert n_bytes == pytest.approx(2 * (rest + 0.25 * 1.5 * matrices))
     assert store.kept(COUNTS.embedding) == COUNTS.embedding
     assert stored_bytes(store) < stored_bytes(store_of())
 

@@ -115,7 +115,7 @@ def test_the_batch_that_hides_weights_grows_by_all_over_active_weights() -> None
     plain, sparse = (ps.predict(model=model, **asked).why.streaming_roof for model in (dense, sparse_model))
     counts = parameters(sparse_model)
     kind = LayerKind(experts=True)
-    expected = counts.matrices_of(kind) / counts.matrices_of(kind, active=True)
+    expected = counts.of(kind, matrices=True) / counts.of(kind, active=True, matrices=True)
     assert sparse.formula_tokens / plain.formula_tokens == pytest.approx(expected, rel=0.01)
     assert sparse.hidden_from_tokens > plain.hidden_from_tokens
 
