@@ -4,17 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfsim.catalog import default_catalog
-from perfsim.costs.memory import (
-    MemoryUse,
-    logit_bytes,
-    orthogonalisation_flop,
-    routed_parameters,
-    stage_parameters,
-    state_bytes,
-    update_products,
-)
-from perfsim.specs.model import layer_kinds
+from perfsim.costs.memory import MemoryUse, logit_bytes, orthogonalisation_flop, state_bytes, update_products
 from perfsim.testing import toys
 from perfsim.work.counts import parameters
 from perfsim.work.kernels import LayerSlice
@@ -74,20 +64,6 @@ def test_logits_are_held_in_half_precision_and_in_fp32_unless_they_are_fused_or_
     changed = replace(part, element_bytes=element_bytes, fused_cross_entropy=fused)
     for positions in (16, 1024):
         assert logit_bytes(changed, positions) == held * 2 * positions * 51200
-
-
-@pytest.mark.parametrize(
-    ("name", "whole"),
-    [("deepseek_v3", 7168 * (1536 + 512 + 64 + 256)), ("mixtral_8x7b", 4096 * 8), ("llama31_70b", 0)],
-)
-def test_every_tensor_rank_holds_routers_and_projections_down_to_latents(name: str, whole: int) -> None:
-    """Megatron-Core: `TopKRouter`, and `parallel_mode="duplicated"` of latents; here also in a module."""
-    model = default_catalog().model(name)
-    kind = layer_kinds(model)[-1]
-    rest = parameters(model).of(kind) - parameters(model).routed_of(kind)
-    part = LayerSlice(model, 4096, 1, tensor=8, kind=kind)
-    held = stage_parameters(part, 1, first=False, last=False) - routed_parameters(part)
-    assert held == pytest.approx((rest - whole) / 8 + whole)
 
 
 def test_a_use_adds_up_and_names_its_largest_part() -> None:

@@ -51,6 +51,18 @@ def test_a_token_is_computed_by_k_experts_the_shared_ones_and_the_router() -> No
     assert split == pytest.approx(2 * expected)
 
 
+@pytest.mark.parametrize(
+    ("model", "whole"),
+    [({"experts": EXPERTS}, H * E), ({"latent_attention": LATENT}, H * (384 + 128 + 32)), ({}, 0)],
+)
+def test_every_tensor_rank_holds_routers_and_projections_down_whole(model: Any, whole: int) -> None:
+    """Megatron-Core: `TopKRouter`, and `parallel_mode="duplicated"` of latents; a module divides its own."""
+    counts = parameters(toys.model(**model, mtp_num_layers=1))
+    for kind in layer_kinds(counts.model)[-2:]:
+        rest = counts.of(kind) - counts.routed_of(kind)
+        assert counts.on_tensor_rank(kind, 8) == (rest - whole) / 8 + whole
+
+
 @pytest.mark.parametrize("kind", [SPARSE, LayerKind(experts=True, mtp=True)])
 def test_the_parts_between_dispatch_and_combination_are_the_whole_block(kind: LayerKind) -> None:
     """With the LM head of multi-token prediction behind the layer, which does not run again."""

@@ -35,13 +35,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         **H100,
     },
     "windows": {"model": "gpt_oss_120b", "model.num_layers": 6, **H100},
-    "a further token without experts": {
-        "model": "gpt3_6p7b",
-        "model.num_layers": 4,
-        "model.mtp_num_layers": 1,
-        "system": "dgx-a100-80gb",
-        "devices": 16,
-    },
+    "a further token without experts": {"model": "gpt3_xl", "model.mtp_num_layers": 1, **H100},
     "no experts": {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 16},
 }
 
