@@ -319,10 +319,6 @@ def _is_muon(chosen: Chosen) -> bool:
     return chosen.job.recipe.optimizer == "muon"
 
 
-def _shards_muon(chosen: Chosen) -> bool:
-    return _is_muon(chosen) and chosen.layout.zero_stage > 0
-
-
 LAYOUT: tuple[Row, ...] = (
     Row.same("recipe.seq_length", "seq_length encoder_seq_length"),
     Row.same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
@@ -505,7 +501,7 @@ RECIPE: tuple[Row, ...] = (
     Row("runtime.framework", f"transformer_impl attention_backend {' '.join(OF_CORE)}", read=_framework),
     Row.lacks("runtime.framework.name", "the predicted speed, which is that of {}", unless=(CORE,)),
     Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
-    Row("recipe.optimizer", "optimizer", only(_shards_muon, "dist_muon")),
+    Row("recipe.optimizer", "optimizer", only(lambda c: _is_muon(c) and c.layout.zero_stage, "dist_muon")),
     # Megatron demands this of Muon, and neither fp16 nor instances of an optimizer.
     Row.spelled("recipe.optimizer", "ckpt_format", {"muon": "torch"}),
     Row.refuses(

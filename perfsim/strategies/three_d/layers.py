@@ -226,7 +226,7 @@ FORWARD = (Between("projection", "fc1"), Between("fc2", "qkv"))
 """Sums after attention and after the MLP."""
 BACKWARD = (Between("fc1.dgrad", "projection.dgrad"), Between("qkv.dgrad", "fc2.dgrad"))
 """Sums of gradients after the MLP and after attention."""
-_OF_MODULE: Mapping[tuple[Forward | Backward, bool], Sequence[tuple[str, int]]] = {
+_OF_MODULE: Mapping[tuple[Forward | Literal["backward"], bool], Sequence[tuple[str, int]]] = {
     ("forward", False): (("all_reduce", 1), ("all_gather", 1)),
     ("recompute", False): (("all_gather", 1),),
     ("backward", False): (("all_reduce", 1), ("all_reduce", 2)),
@@ -296,13 +296,13 @@ class TensorGroup:
         pairs = zip(("reduce_scatter", "all_gather"), between, strict=True)
         return [work for op, product in pairs for work in self.works(op, product, n_bytes)]
 
-    def module_works(self, which: Forward | Backward) -> list[Work]:
+    def module_works(self, which: Forward | Literal["backward"]) -> list[Work]:
         """The collectives of a layer of multi-token prediction that other layers have not."""
         if not self.part.kind.mtp:
             return []
-        exchanges = _OF_MODULE["backward" if which == "dgrad" else which, self.part.sequence_parallel]
-        sizes = ((op, count * self.part.activation_bytes) for op, count in exchanges)
-        works = [work for op, n_bytes in sizes for work in self.works(op, n_bytes=n_bytes)]
+        exchanges = _OF_MODULE[which, self.part.sequence_parallel]
+        hidden = self.part.activation_bytes
+        works = [work for op, count in exchanges for work in self.works(op, n_bytes=count * hidden)]
         positions = self.part.seq_length // self.part.context
         return works + (self.softmax_works(positions) if which == "forward" else [])
 

@@ -83,8 +83,7 @@ class VirtualStage:
 
     @property
     def embedding_and_head(self) -> Held:
-        ends = {"first": self.first, "last": self.last}
-        return Held(stage_parameters(self.group.part, 0, **ends, apart=self.rank > 0))
+        return Held(stage_parameters(self.group.part, 0, self.first, self.last, apart=self.rank > 0))
 
     @property
     def empty(self) -> bool:

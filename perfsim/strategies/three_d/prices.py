@@ -177,7 +177,7 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: i
     layer = RankShare(job, layout).layer(replace(kind, experts=False), mode)
     part = layer.attention if half == "attention" else layer.mlp
 
-    def sums(which: Which, between: Sequence[Between]) -> list[Work]:
+    def sums(which: Literal["forward", "recompute", "backward"], between: Sequence[Between]) -> list[Work]:
         """The collectives of a forward or backward; a layer with experts has only attention's."""
         if half == "mlp" or not between:
             return []
@@ -194,7 +194,7 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: i
             **part.ring_terms(),
         }
     if run == "split":
-        return {"inputs": (*part.works("dgrad"), *sums("dgrad", BACKWARD)), "weights": [part.weights]}
+        return {"inputs": (*part.works("dgrad"), *sums("backward", BACKWARD)), "weights": [part.weights]}
     again = part.works("recompute") if part.repeats else ()
     summed = layer.summed_again if mode == "full" or not kind.experts else ()
     return {"recompute": (*again, *sums("recompute", summed))}
