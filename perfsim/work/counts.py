@@ -99,7 +99,7 @@ class Parameters:
 def _count(
     model: TransformerConfig, block: LayerKind | int, *, matrices: bool = False, whole: bool = False
 ) -> int:
-    """Entries of the tensors of a block, of its `matrices`, or of those that every tensor rank holds `whole`."""
+    """Entries of the tensors of a block, of its `matrices`, or of those that tensor ranks hold `whole`."""
     total = 0
     for name, axes in tensors_of(model, block).items():
         multiplies = len(axes) > 1 and not name.endswith("_bias")
