@@ -36,17 +36,6 @@ from perfsim.studies.loading import SweepSpec, changed_study, kind_of_study, loa
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec
 
-OWN: dict[str, type[BaseModel]] = {
-    "study": StudySpec,
-    "sweep": SweepSpec,
-    "comparison": ComparisonSpec,
-    "cases": cases.CaseFile,
-    "convergence": cases.ConvergenceFile,
-    "measured": MeasuredFile,
-}
-"""Kinds outside the catalogue; `validate` reads cases, `calibrate steps` reads measured steps."""
-KINDS = tuple(dict.fromkeys([*CATALOGUED, *OWN]))
-
 
 def schema_of(kind: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of files of a kind; InputError suggests the nearest kind."""
@@ -57,7 +46,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 def _classes(kind: str) -> Sequence[type[BaseModel]]:
     """The classes of which a file of a kind describes one."""
-    return (OWN[kind],) if kind in OWN else CATALOGUED[kind].classes
+    return (_OWN[kind][0],) if kind in _OWN else CATALOGUED[kind].classes
 
 
 def schema_text(schema: dict[str, Any]) -> str:
@@ -90,8 +79,7 @@ def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> _
     if kind and kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
     kind = kind or _kind_of_file(path, catalog)
-    reader = _READERS.get(kind)
-    words = reader(path, catalog) if reader else str(catalog.load(kind, str(path.resolve())).name)
+    words = _OWN[kind][1](path, catalog) if kind in _OWN else _catalogued(path, kind, catalog)
     return _Checked(str(path), kind, words)
 
 
@@ -145,16 +133,16 @@ def _unplaced(case: cases.StepCase | cases.ConvergenceCase, catalog: Catalog) ->
     return reasons.removeprefix(f"case {case.id}: ")
 
 
-def _prices(path: Path, catalog: Catalog) -> str:
-    prices: Prices = catalog.load("prices", str(path.resolve()))
-    # A system of one's own stands next to its price, and is known by the name of its file.
-    known = [*catalog.names("system"), *(other.stem for other in path.resolve().parent.glob("*.yaml"))]
-    place = LocatedMapping.read(path, "prices", catalog).problem
-    if wrong := prices.unknown(known):
-        raise InputError(
-            [place(("machines", name), f"prices: {said.message}", said.help) for name, said in wrong.items()]
-        )
-    return prices.name
+def _catalogued(path: Path, kind: str, catalog: Catalog) -> str:
+    described = catalog.load(kind, str(path.resolve()))
+    if isinstance(described, Prices):
+        # A system of one's own stands next to its price, and is known by the name of its file.
+        known = [*catalog.names("system"), *(other.stem for other in path.resolve().parent.glob("*.yaml"))]
+        place = LocatedMapping.read(path, kind, catalog).problem
+        wrong = described.unknown(known).items()
+        if problems := [place(("machines", name), f"prices: {own.message}", own.help) for name, own in wrong]:
+            raise InputError(problems)
+    return str(described.name)
 
 
 def _measured(path: Path, catalog: Catalog) -> str:
@@ -166,16 +154,17 @@ def _measured(path: Path, catalog: Catalog) -> str:
     return f"{len(read.cases)} measured steps"
 
 
-_READERS: dict[str, Callable[[Path, Catalog], str]] = {
-    "study": _study,
-    "sweep": lambda path, catalog: f"{len(load_sweep(str(path), catalog).points):,} points",
-    "cases": partial(_cases, cases.StepCase),
-    "convergence": partial(_cases, cases.ConvergenceCase),
-    "comparison": lambda path, catalog: comparison(path, catalog=catalog).title,
-    "measured": _measured,
-    "prices": _prices,
+_OWN: Mapping[str, tuple[type[BaseModel], Callable[[Path, Catalog], str]]] = {
+    "study": (StudySpec, _study),
+    "sweep": (SweepSpec, lambda path, catalog: f"{len(load_sweep(str(path), catalog).points):,} points"),
+    "comparison": (ComparisonSpec, lambda path, catalog: comparison(path, catalog=catalog).title),
+    "cases": (cases.CaseFile, partial(_cases, cases.StepCase)),
+    "convergence": (cases.ConvergenceFile, partial(_cases, cases.ConvergenceCase)),
+    "measured": (MeasuredFile, _measured),
 }
-"""For kinds outside the catalogue: reads a file with all that it names, and says in words what it holds."""
+"""Kinds outside the catalogue: the class of a file, and what reads it with all that it names and says what it
+holds. `validate` reads cases, `calibrate steps` reads measured steps."""
+KINDS = tuple(dict.fromkeys([*CATALOGUED, *_OWN]))
 
 
 # `why` a study has its answer or a step takes its time, and the `diff` of two studies.
