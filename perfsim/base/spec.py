@@ -147,7 +147,8 @@ def _put(spec: Any, data: dict[str, Any], path: str, value: Any) -> None:
         return
     within = getattr(spec, part) if isinstance(spec, BaseModel) else spec.get(part, {})
     if not isinstance(within, (BaseModel, dict)):
+        state = "not set" if within is None else "a single value"
         raise CatalogError(
-            f"`{part}` is not set, so nothing in it can be changed", f"write {part} as a whole"
+            f"`{part}` is {state}, so nothing in it can be changed", f"write {part} as a whole"
         )
     _put(within, data.setdefault(part, {}), rest, value)

@@ -25,7 +25,7 @@ from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, only, qk_norm
 from perfsim.specs.calibration import HIDES_SHARED
 from perfsim.specs.layout import RECOMPUTED, ParallelLayout, layers_of_stages, recompute_of
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.trainers import Limits
+from perfsim.specs.trainers import TRAINERS, Limits
 from perfsim.strategies.schedules import JOINED
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -694,8 +694,9 @@ def read_settings(settings: Settings, world: int | None) -> Reading:
     return Reading(settings, settings.model, recipe, layout, world)
 
 
+_MEGATRON = TRAINERS["megatron"]
 TOOL = Tool(
-    title="Megatron-LM",
+    title=_MEGATRON.title,
     sign="`--num-layers` with `--hidden-size`, or the dump `num_layers ...... 24`",
     syntaxes=("text",),
     recognise=_recognise,
@@ -705,7 +706,8 @@ TOOL = Tool(
     render=_text,
     start=lambda c: (
         f"{_connections(c)}torchrun with {c.layout.num_devices} ranks in all, pretrain_gpt.py and flags "
-        f"of Megatron-Core 0.15; data parallel {c.layout.data} follows from {c.layout.num_devices} / "
+        f"of {_MEGATRON.first_with.get(c.job.recipe.optimizer, _MEGATRON.release)}; "
+        f"data parallel {c.layout.data} follows from {c.layout.num_devices} / "
         f"({c.layout.tensor} x {c.layout.pipeline}"
         f"{f' x {c.layout.context}' if c.layout.context > 1 else ''})"
     ),

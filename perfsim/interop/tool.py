@@ -487,6 +487,7 @@ class Tool:
         if reasons := self.refusals(chosen, name):
             others = (known for known in WRITTEN if not tool_named(known).refusals(chosen, known))
             help_text = " or ".join(f"--emit {known}" for known in others)
+            help_text = help_text or "no tool whose files are written runs it: plan it without --emit"
             searched = chosen.job.runtime.searched
             on_gpus = self.runs is ParallelLayout and isinstance(chosen.layout, ParallelLayout)
             other = on_gpus and (searched is None or searched.tool != name)

@@ -252,8 +252,10 @@ def _refused(question: Question, layout: Layout) -> list[str]:
     plan = _planned(question, layout)
     reasons = tool_named(question.runs_on).refusals_of_job(plan)
     others = (name for name in WRITTEN if reasons and not tool_named(name).refusals_of_job(plan))
-    taken = [name for name in others if name in ON_GPUS and has_plan(replace(question, runs_on=name))]
-    return reasons + [" or ".join(f"--runs-on {name}" for name in taken)] * bool(taken)
+    taken: list[str] = [
+        name for name in others if name in ON_GPUS and has_plan(replace(question, runs_on=name))
+    ]
+    return reasons + [" or ".join(f"--runs-on {name}" for name in taken or [ANY])] * bool(reasons)
 
 
 def _screening(question: Question) -> Screening:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.groups import listed
+from perfsim.base.units import format_quantity, parse_quantity
 from perfsim.report import draw, text
 from perfsim.report.page import Page, Section
 from perfsim.report.table import Cell, Field, Table, document_text, plain
 from perfsim.studies.answers import UNITS
-from perfsim.studies.solve import Solution, Solved, Tried
+from perfsim.studies.solve import Solution, Solved, Tried, Unknown
 
 _UNITS = {
     "power": text.Unit(digits=partial(text.si, unit="W")),
@@ -24,6 +25,14 @@ def _unit(name: str, solved: Solved) -> text.Unit:
     if name == "memory":  # as the condition is written
         return text.MEMORY.of(condition.bound for condition in solved.conditions)
     return text.Unit(solved.currency) if name.startswith("cost") else _UNITS.get(name, text.NUMBER)
+
+
+def _unit_of_unknown(unknown: Unknown) -> text.Unit:
+    """The unit that suits today's value of an input."""
+    if unknown.dimension is None:
+        return text.NUMBER
+    name = format_quantity(unknown.today, unknown.dimension).partition(" ")[2]
+    return text.Unit(name, parse_quantity(f"1 {name}", unknown.dimension))
 
 
 def _solutions(solved: Solved) -> Table:
@@ -75,9 +84,10 @@ def _curve(solved: Solved) -> Iterator[Section]:
     if not rows:
         return
     name = text.human(asked)
+    unit = _unit_of_unknown(solved.unknowns[rows[0][0]])
     columns: dict[str, Field[tuple[str, Tried]]] = {
         "candidate": (None, lambda own: own[0]),
-        "value": (text.NUMBER, lambda own: own[1].value),
+        "value": (unit, lambda own: own[1].value),
         solved.find: (None, lambda own: solved.unknowns[own[0]].text(own[1].value)),
         name: (_unit(asked, solved), lambda own: Cell(own[1].quantities[asked], own[1].bands[asked])),
         "draws that meet it": (text.WHOLE_SHARE, lambda own: own[1].share),
@@ -88,11 +98,13 @@ def _curve(solved: Solved) -> Iterator[Section]:
         for own in draw.Series.of(table, "value")
         for trace in own.curve("value", name, own.table.hovers(solved.find, name))
     ]
-    rules = [draw.rule(row.value, draw.IDEAL) for row in solved.solutions if row.value is not None]
+    found = [row.value / unit.scale for row in solved.solutions if row.value is not None]
+    rules = [draw.rule(value, draw.IDEAL) for value in found]
     told = [known for known in solved.conditions if known.quantity == asked and not known.rival]
     bounds = [known.bound / table.unit(name).scale for known in told]
     rules += [draw.rule(bound, draw.IDEAL, across=True) for bound in bounds]
-    x = draw.log_axis(solved.find, table.values("value"))
+    along = f"{solved.find} ({unit.name})" if unit.name else solved.find
+    x = draw.log_axis(along, table.values("value"))
     head = table.heads()[3]
     y = draw.log_axis(head, [*(end for ends in table.bands(name) for end in ends), *bounds])
     figure = draw.figure(f"{text.capital(head)} by {solved.find}", traces, x, y, shapes=rules)

@@ -59,10 +59,16 @@ class Runs:
             return f"{self.release} of {self.since} is the first with {self.setting}"
         if self.until and (not month or existed(self.until, month)):
             return f"{self.setting} is refused since {self.until}"
-        lacking = [name for name, values in self.needs.items() if getattr(layout, name) not in values]
-        divisor = math.prod(getattr(layout, name) for name in self.multiple_of)
-        lacking += self.multiple_of if divisor > 1 and getattr(layout, self.axis) % divisor else ()
-        others = " and ".join(f"{name} {written(getattr(layout, name))}" for name in lacking)
+        given = {name: getattr(layout, name) for name in (*self.needs, *self.multiple_of)}
+        lacking = [
+            f"{name} {written(given[name])} (but {' or '.join(map(written, values))})"
+            for name, values in self.needs.items()
+            if given[name] not in values
+        ]
+        divisor = math.prod(given[name] for name in self.multiple_of)
+        if divisor > 1 and getattr(layout, self.axis) % divisor:
+            lacking += [f"{name} {written(given[name])}" for name in self.multiple_of]
+        others = " and ".join(lacking)
         return f"{self.setting} does not go with {others}" if others else ""
 
 
@@ -84,6 +90,10 @@ class _Trainer:
     """Schedules whose stages it divides layers, and micro-batches, without a rest."""
     on_cpu: Collection[str] | None = None
     """Optimizers whose states it keeps on the CPU; None: all."""
+    release: str = ""
+    """The release in whose settings a plan is written."""
+    first_with: Mapping[str, str] = field(default_factory=dict)
+    """By optimizer, a later release that is the first with it."""
 
 
 _ALONE = {"pipeline": (1,)}
@@ -164,6 +174,8 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
         ),
         no_experts_in=("fp16",),
         on_cpu=("adam", "adamw"),
+        release="Megatron-Core 0.15",
+        first_with={"muon": "Megatron-Core 0.16"},
     ),
     "zero-bubble": _Trainer(
         "Megatron-LM with zero-bubble schedules",
@@ -303,6 +315,11 @@ class Limits:
     def name(self) -> str:
         """The tool and the month, in words."""
         return TRAINERS[self.tool].title + (f" of {self.month}" if self.month else "")
+
+    def has(self, axis: str) -> bool:
+        """Whether it has a setting for an axis at all."""
+        rows = (row for row in TRAINERS[self.tool].rows if row.axis == axis)
+        return any(not self.month or existed(row.since, self.month) for row in rows)
 
     def runs(self, layout: ParallelLayout, job: Job | None = None) -> bool:
         return not self.lacks(layout, job)

@@ -167,7 +167,7 @@ BEGIN_PARAMETERS = 2e9
 
 
 @dataclass(frozen=True)
-class _Unknown:
+class Unknown:
     """An input: its legal values in order, and where to begin."""
 
     path: str
@@ -209,7 +209,7 @@ class _Unknown:
         return {f"model.{name}": item for name, item in shape.items() if item != own[name]}
 
 
-def _devices(path: str, point: Point) -> _Unknown:
+def _devices(path: str, point: Point) -> Unknown:
     """Powers of two and whole servers in a node, then whole nodes, first some an eighth to a fourth apart."""
     topology = point.question.topology
     node = topology.devices_per_node
@@ -222,17 +222,17 @@ def _devices(path: str, point: Point) -> _Unknown:
     while node * nodes <= most:
         grid.append(len(parts) + nodes - 1)
         nodes += 1 << max(nodes.bit_length() - 3, 0)
-    return _Unknown(path, [*parts, *range(node, most + 1, node)], point.num_devices, grid=grid)
+    return Unknown(path, [*parts, *range(node, most + 1, node)], point.num_devices, grid=grid)
 
 
-def _batch(_path: str, point: Point) -> _Unknown:
+def _batch(_path: str, point: Point) -> Unknown:
     """The batches that a study with `auto` tries."""
     grid = Target.of_study(point.study).grid(point.study.recipe.seq_length, point.num_devices)
     clears = ("recipe.batch_size_per_device",)
-    return _Unknown("recipe.global_batch_size", grid, grid[0], turns_back=True, clears=clears)
+    return Unknown("recipe.global_batch_size", grid, grid[0], turns_back=True, clears=clears)
 
 
-def _layout(path: str, point: Point) -> _Unknown:
+def _layout(path: str, point: Point) -> Unknown:
     """The planner's shortlist at the best batch, and layouts that need less memory than its first."""
     question = point.question
     target = Target.of_study(point.study)
@@ -243,16 +243,16 @@ def _layout(path: str, point: Point) -> _Unknown:
         halves = range(1, leaner[0].micro_batch_size.bit_length())
         leaner += [replace(leaner[0], micro_batch_size=leaner[0].micro_batch_size >> half) for half in halves]
     texts = [entry.layout_text for entry in planned.shortlist] + list(map(text_of, leaner))
-    return _Unknown(path, list(dict.fromkeys(texts)), "", numeric=False)
+    return Unknown(path, list(dict.fromkeys(texts)), "", numeric=False)
 
 
-def _size(path: str, point: Point) -> _Unknown:
+def _size(path: str, point: Point) -> Unknown:
     """Numbers of parameters around the model's."""
     size = float(parameters(point.study.model).total)
-    return _Unknown(path, _numbers(size), size)
+    return Unknown(path, _numbers(size), size)
 
 
-def _target(path: str, point: Point) -> _Unknown:
+def _target(path: str, point: Point) -> Unknown:
     """One of the fields that end a run, of which one is given: today's value is what that one comes to."""
     study = point.study
     target = Target.of_study(study)
@@ -265,10 +265,10 @@ def _target(path: str, point: Point) -> _Unknown:
     today = ends[path] if given is None else given
     finer = int(path == "recipe.target_loss")  # few per cent of a loss are most of a run
     clears = [other for other in ends if other != path]
-    return _Unknown(path, _numbers(today, finer), today, digits=3 + finer, clears=clears)
+    return Unknown(path, _numbers(today, finer), today, digits=3 + finer, clears=clears)
 
 
-def _field(path: str, point: Point) -> _Unknown:
+def _field(path: str, point: Point) -> Unknown:
     """Any other field: numbers around today's, or the choices that its type names."""
     if (root := path.partition(".")[0]) not in loading.ROOTS:
         meant = Asked.instead(path, dict.fromkeys([*loading.ROOTS, *_INPUTS]))
@@ -287,7 +287,7 @@ def _field(path: str, point: Point) -> _Unknown:
     value = value.typical if isinstance(value, Range) else value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
         dimension = loading.dimension_at(owner, inner)
-        return _Unknown(path, _numbers(value), value, dimension=dimension, span=span)
+        return Unknown(path, _numbers(value), value, dimension=dimension, span=span)
     kinds = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Literal]
     choices = [False, True] if annotation is bool else [word for kind in kinds for word in get_args(kind)]
     if not choices:
@@ -295,10 +295,10 @@ def _field(path: str, point: Point) -> _Unknown:
         help_text = f"known: {inside}" if inside else f"give a number to begin with: --set {path}=VALUE"
         shown = getattr(value, "name", value)
         raise InputError(f"--find {path}: {shown!r:.60} is no number and no choice", help_text)
-    return _Unknown(path, choices, value, numeric=False)
+    return Unknown(path, choices, value, numeric=False)
 
 
-_INPUTS: Mapping[str, Callable[[str, Point], _Unknown]] = {
+_INPUTS: Mapping[str, Callable[[str, Point], Unknown]] = {
     "devices": _devices,
     **dict.fromkeys(loading.BATCH_PATHS, _batch),
     "layout": _layout,
@@ -400,7 +400,7 @@ class Solved:
     solutions: tuple[Solution, ...]
     tried: Mapping[str, Sequence[Tried]]
     """By candidate, the values that were tried, ascending."""
-    unknowns: Mapping[str, _Unknown] = field(repr=False)
+    unknowns: Mapping[str, Unknown] = field(repr=False)
     """By candidate, what was to be found."""
     sweep: SweepResult = field(repr=False)
     """All points that were answered."""
@@ -424,7 +424,7 @@ class _Search:
     batches: dict[int, int] = field(default_factory=dict)
     """By the id of a candidate, the best batch of its last answer: the next one begins there."""
 
-    def solved(self) -> tuple[list[Solution], list[Tried], _Unknown]:
+    def solved(self) -> tuple[list[Solution], list[Tried], Unknown]:
         """The solutions, all that was tried, and what was to be found."""
         own = [known for known in self.conditions if not known.rival and known.candidate not in self.rivals]
         self.bounds = [known for known in own if (known.quantity, known.sense) == ("memory", "<=")]
@@ -841,7 +841,7 @@ def solve_study(
             progress(f"{len(outcomes)} of {len(searches)} candidates solved")
     solutions: list[Solution] = []
     tried: dict[str, list[Tried]] = {}
-    unknowns: dict[str, _Unknown] = {}
+    unknowns: dict[str, Unknown] = {}
     for number, search in enumerate(searches):
         outcome = outcomes[number]
         if isinstance(outcome, PerfsimError):

@@ -75,6 +75,7 @@ def test_what_a_setting_demands_of_others_is_written_with_it(planned: Callable[.
     for stage, words in ((1, "--optimizer dist_muon\n"), (0, "--optimizer muon\n")):
         flags = emit("megatron", replace(muon, layout=replace(muon.layout, zero_stage=stage)))
         assert words in flags
+        assert "flags of Megatron-Core 0.16;" in flags, "the first whose wheel has the optimizer"
         assert "--ckpt-format torch\n" in flags
         assert "--use-distributed-optimizer" not in flags
         assert "--overlap-param-gather" not in flags

@@ -99,6 +99,11 @@ def test_rows_are_what_the_source_of_the_tool_has(tool: Any, layout: ParallelLay
     assert Limits(tool).runs(layout) is runs
 
 
+def test_a_refusal_names_the_values_that_would_run() -> None:
+    (said,) = Limits("llm-foundry").lacks(ParallelLayout(data=8, expert=2))
+    assert said.endswith("ffn_config.moe_world_size does not go with zero_stage 0 (but 2 or 3)")
+
+
 def test_what_a_job_asks_of_the_stages_and_experts_of_a_tool_is_named() -> None:
     stages = ParallelLayout(data=2, pipeline=4, schedule="gpipe")
     for layout, words, changed in (

@@ -14,6 +14,7 @@ from perfsim.base.errors import PerfsimError
 from perfsim.base.units import DAY_S, GIB
 from perfsim.catalog import default_catalog
 from perfsim.convergence.uncertain import typical
+from perfsim.report.solve import _curve
 from perfsim.studies import solve as solving
 from perfsim.studies.answers import PointResult
 from perfsim.studies.batches import Target
@@ -169,6 +170,14 @@ def test_the_least_time_is_looked_for_beyond_numbers_without_a_plan_and_within_a
     assert any(known.reason for known in tried)
     assert (row.value, max(known.value for known in tried)) == (64, 64)
     assert "numbers above 64 are not tried" in row.reason
+
+
+def test_a_rate_stands_on_the_page_with_its_unit() -> None:
+    path = "system.node.nic.bandwidth"
+    asked = ps.solve(find=path, such_that="days <= 1", **NODE, devices=16)
+    (curve,) = _curve(asked)
+    assert curve.figure.layout.xaxis.title.text == f"{path} (GB/s)"
+    assert 25.0 in [round(value, 6) for value in curve.table.values("value")]
 
 
 def test_less_than_a_number_is_tried_down_to_the_least() -> None:

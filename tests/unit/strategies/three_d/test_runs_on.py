@@ -76,6 +76,17 @@ def test_a_job_that_the_named_tool_does_not_run_is_refused_before_it_is_planned(
         Search(asked(**given, **{"recipe.precision": "fp8"}))
     said = ("it has no setting for fp8", "--runs-on megatron or --runs-on torchtitan")
     assert refused.value.reasons[1:] == said
+    given = {"runs_on": "megatron", "recipe.optimizer": "muon", "recipe.precision": "fp16"}
+    with pytest.raises(PlanError) as refused:
+        Search(asked(**given))
+    assert refused.value.reasons[1:] == ("muon in fp16", "--runs-on any")
+
+
+def test_experts_that_no_ranks_of_the_tool_divide_are_sharded_with_all_else() -> None:
+    asked_then = asked(model="mixtral_8x7b", system="dgx-h100", devices=64, as_of="2023-11")
+    found = Search(asked_then).screening.layout(0)
+    assert asked_then.job.runtime.limits == Limits("llm-foundry", "2023-06")
+    assert (found.expert, found.zero_stage) == (1, 3)
 
 
 def test_a_job_inside_a_domain_of_72_has_every_degree_of_its_own_devices() -> None:
