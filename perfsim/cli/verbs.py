@@ -12,7 +12,7 @@ import click
 
 from perfsim.api import inventory
 from perfsim.base.errors import InputError, PerfsimError, UnknownNameError, refused_values, within_floats
-from perfsim.base.files import check_file, check_folder, must_be_ours, must_exist, write_file, writing
+from perfsim.base.files import check_file, check_folder, must_be_ours, write_file, writing
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli import options
 from perfsim.cli.output import Answer, metered, must, print_lines, prints, progress, prose, write_error
@@ -29,15 +29,8 @@ _FILE = "YAML file to write. [default: standard output]"
 _FOLDER = "Folder for the YAML. [default: standard output]"
 
 
-def _files(name: str, **known: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An argument of one file or several, which must be there."""
-
-    def check(_context: click.Context, _argument: click.Parameter, given: Any) -> Any:
-        for path in given if isinstance(given, tuple) else [given]:
-            must_exist(path)
-        return given
-
-    return click.argument(name, type=click.Path(path_type=Path), callback=check, **known)
+_files = partial(click.argument, type=click.Path(path_type=Path))
+"""An argument of one file or several; what reads them refuses those that are not there."""
 
 
 @options.verb(
