@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from perfsim.base.text import did_you_mean
@@ -255,6 +255,15 @@ def plug_ins(*rooms: Literal["strategies", "machines"]) -> list[EntryPoint]:
     from importlib.metadata import entry_points  # only where a question needs them
 
     return [point for room in rooms for point in entry_points(group=f"perfsim.{room}")]
+
+
+@cache
+def check_own(room: Literal["strategies", "machines"], name: str) -> None:
+    """Raise InputError where a plug-in has the name of something built in, which would silently win."""
+    for point in plug_ins(room):
+        if point.name == name:
+            built_in = f"perfsim.{room} has {name!r} built in"
+            raise InputError(f"{described(point)} and {built_in}", "give the entry point another name")
 
 
 def made_by(point: EntryPoint, use: Callable[[Any], Made]) -> Made:

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from perfsim.base.errors import InputError, UnknownNameError, made_by, plug_ins
+from perfsim.base.errors import InputError, UnknownNameError, check_own, made_by, plug_ins
 from perfsim.costs.price import Costs
 from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine as Machine
@@ -18,11 +18,14 @@ from perfsim.strategies import Strategy, strategy
 LAYOUT_MEMBERS = tuple(name for name in vars(Layout) if not name.startswith("_"))
 """What every layout answers."""
 MACHINES: dict[str, Machine] = {kind.kind: kind for kind in (GpuCluster(), WaferCluster())}
+OWN = tuple(MACHINES)
+"""The kinds that are built in."""
 
 
 def machine(kind: str) -> Machine:
     """The machine of a kind; InputError suggests the nearest name."""
     if kind in MACHINES:
+        check_own("machines", kind)
         return MACHINES[kind]
     installed = {point.name: point for point in plug_ins("machines")}
     if kind in installed:
@@ -31,7 +34,10 @@ def machine(kind: str) -> Machine:
 
 
 def register(machine: Machine) -> None:
-    """Add a kind of machine for questions and YAML, for the rest of the process."""
+    """Add a kind of machine for questions and YAML, for the process; InputError for one that is built in."""
+    if machine.kind in OWN:
+        built_in = f"perfsim.machines has {machine.kind!r} built in"
+        raise InputError(f"{type(machine).__name__} and {built_in}", "give it another `kind`")
     MACHINES[machine.kind] = _checked(machine)
     SYSTEM_CLASSES[machine.kind] = machine.system_type
 

@@ -1,6 +1,6 @@
 """Strategies to train on many devices, and their registry."""
 
-from perfsim.base.errors import InputError, UnknownNameError, described, made_by, plug_ins
+from perfsim.base.errors import InputError, UnknownNameError, check_own, described, made_by, plug_ins
 from perfsim.strategies.plan import Plan, Strategy
 from perfsim.strategies.streaming.strategy import WeightStreaming
 from perfsim.strategies.three_d.strategy import ThreeD
@@ -35,6 +35,7 @@ def strategy_names() -> list[str]:
 def strategy(name: str) -> Strategy:
     """The strategy called `name`; InputError names the nearest."""
     if name in STRATEGIES:
+        check_own("strategies", name)
         return STRATEGIES[name]
     installed = {point.name: point for point in plug_ins("strategies")}
     if name not in installed:

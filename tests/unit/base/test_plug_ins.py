@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from perfsim.base.errors import blamed
+from perfsim.base.errors import blamed, check_own
 from perfsim.base.units import format_quantity
 from perfsim.cli import main
 from perfsim.specs.hardware import _plugin_classes
 
-Install = Callable[[str, str], None]
+Install = Callable[..., None]
 
 STEP = "run --model gpt3_xl --devices 1 --system"
 
@@ -22,18 +22,22 @@ STEP = "run --model gpt3_xl --devices 1 --system"
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Installs a package `mine` with this code, whose entry point `mine` is `mine:Mine` of this group."""
 
-    def install(group: str, code: str) -> None:
+    def install(group: str, code: str, name: str = "mine") -> None:
         (tmp_path / "mine.py").write_text(code, encoding="utf-8")
         info = tmp_path / "mine-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[perfsim.{group}]\nmine = mine:Mine\n")
+        (info / "entry_points.txt").write_text(f"[perfsim.{group}]\n{name} = mine:Mine\n")
         monkeypatch.syspath_prepend(str(tmp_path))
+        forget()
+
+    def forget() -> None:
         _plugin_classes.cache_clear()
+        check_own.cache_clear()
 
     yield install
     sys.modules.pop("mine", None)
-    _plugin_classes.cache_clear()
+    forget()
 
 
 def perfsim(line: str) -> Result:
@@ -104,6 +108,16 @@ def test_bad_plans_of_a_strategy_are_one_line(install: Install, method: str, bod
     refused = perfsim(f"{STEP} cs-2 --strategy mine")
     assert refused.exit_code == 1
     assert re.fullmatch(f"error: {message}.*\n", refused.stderr, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("room", "name"), [("strategies", "weight-streaming"), ("machines", "wafer-cluster")]
+)
+def test_a_plug_in_of_a_built_in_name_is_refused_with_both(install: Install, room: str, name: str) -> None:
+    install(room, "class Mine: ...", name)
+    refused = perfsim(f"{STEP} cs-2")
+    assert refused.exit_code == 2
+    assert f"the plug-in '{name}' of perfsim.{room} (mine:Mine) and perfsim.{room} has" in refused.stderr
 
 
 def test_a_strategy_without_part_of_the_protocol_is_refused_by_what_it_lacks(install: Install) -> None:

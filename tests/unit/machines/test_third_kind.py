@@ -267,3 +267,6 @@ def test_a_kind_whose_layouts_lack_a_member_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="kind of system 'incomplete': Bare has no tensor, pipeline"):
         register(Incomplete())
     assert "incomplete" not in MACHINES
+    Incomplete.kind = "gpu-cluster"
+    with pytest.raises(InputError, match="Incomplete and .* has 'gpu-cluster' built in"):
+        register(Incomplete())
