@@ -268,5 +268,5 @@ def test_a_kind_whose_layouts_lack_a_member_is_refused_by_name() -> None:
         register(Incomplete())
     assert "incomplete" not in MACHINES
     Incomplete.kind = "gpu-cluster"
-    with pytest.raises(InputError, match="Incomplete and .* has 'gpu-cluster' built in"):
+    with pytest.raises(InputError, match=r"Incomplete and .* has 'gpu-cluster' built in"):
         register(Incomplete())
