@@ -17,6 +17,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from perfsim.base.errors import LayoutError
 from perfsim.base.sizes import MOST_DEVICES, MOST_HEADS, MOST_LAYERS, MOST_VOCABULARY
 from perfsim.interop import tool
 from perfsim.interop.shell import UNKNOWN, flags_of
@@ -560,8 +561,8 @@ def _divided(settings: Settings, layout: ParallelLayout, layers: int) -> Paralle
     if pattern:  # such as `E,t*3|t*4|t*3,L`, where m is a layer of multi-token prediction
         try:
             counts = layers_of_stages(pattern.replace("m", ""))
-        except ValueError as error:
-            raise settings.error(key, str(error)) from None
+        except LayoutError as error:
+            raise settings.error(key, error.line) from None
         if sum(counts) != layers:
             raise settings.error(key, f"{sum(counts)} decoder layers, the model has {layers}")
     chunk = settings.integer("num_layers_per_virtual_pipeline_stage", default=layers, most=MOST_LAYERS)

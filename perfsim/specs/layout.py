@@ -83,22 +83,23 @@ def layers_of_stages(pattern: str) -> tuple[int, ...]:
     """Layers of each virtual stage of a pipeline in Megatron-Core's notation, such as `Et*3|(tt|)*29t|L`.
 
     E is the embedding, t a layer, L the LM head with the loss; stages are separated by |, in the order of the
-    forward pass, and x*3 or (tt|)*3 repeats. Raises ValueError in words.
+    forward pass, and x*3 or (tt|)*3 repeats. Raises LayoutError.
     """
+    advice = "write layers such as 3-4x2-3, or stages such as Et*3|(t*4|)*2t*3L"
     text = pattern.replace(",", "").replace(" ", "")
     while repeated := re.search(r"\(([^()]*)\)\*(\d{1,4})|(\w)\*(\d{1,4})", text):
         group = repeated[1] or repeated[3] or ""
         times = int(repeated[2] or repeated[4])
         if len(group) * times > 2 * MOST_LAYERS:
-            raise ValueError(f"{repeated[0]!r} repeats more than {MOST_LAYERS} layers")
+            raise LayoutError(f"{repeated[0]!r} repeats more than {MOST_LAYERS} layers", advice)
         text = text[: repeated.start()] + group * times + text[repeated.end() :]
     if unknown := re.search(r"[^EtL|]", text):
         known = "E (embedding), t (layer), L (loss), | (next stage), *3 and (..)*3 (repeat)"
-        raise ValueError(f"{unknown[0]!r} in {pattern[:60]!r} is none of {known}")
+        raise LayoutError(f"{unknown[0]!r} in {pattern[:60]!r} is none of {known}", advice)
     stages = text.split("|")
     if text.count("E") > 1 or text.count("L") > 1 or "E" in text[1:] or "L" in text[:-1]:
         message = f"{pattern[:60]!r}: the embedding E begins the first stage, the loss L ends the last"
-        raise ValueError(message)
+        raise LayoutError(message, advice)
     return tuple(stage.count("t") for stage in stages)
 
 
@@ -385,11 +386,7 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
         return _whole_number(value, least=1 if default is None else min(1, default))
     if not re.search("[a-wyzA-Z|]", value):  # 10-11x2-12 instead of Et*10|(t*11|)*2t*12L
         return tuple(layers for part in value.split("-") for layers in _repeated(part))
-    try:
-        return layers_of_stages(value)
-    except ValueError as error:
-        advice = "write layers such as 3-4x2-3, or stages such as Et*3|(t*4|)*2t*3L"
-        raise LayoutError(str(error), advice) from None
+    return layers_of_stages(value)
 
 
 def _repeated(part: str) -> list[int]:
