@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, get_args
 
 from perfsim.api.questions import Reported, Rows, asks, values_of
-from perfsim.base.errors import InputError, PerfsimError, within_floats
+from perfsim.base.errors import InputError, within_floats
 from perfsim.catalog import Catalog
 from perfsim.prediction.question import Objective, question_of
 from perfsim.report.text import layout_short
@@ -40,10 +40,7 @@ def plan(
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
     question = question_of(given, catalog, "plan")
     answer = partial(plan_layouts, objective=objective, shown=shown)
-    with executor_for(1, scheduler).answers(answer, [("", question)]) as finished:
-        ((_, planned),) = finished
-    if isinstance(planned, PerfsimError):  # its worker died
-        raise planned
+    (planned,) = executor_for(1, scheduler).results(answer, [question])
     return PlanAnswer(**values_of(planned))
 
 

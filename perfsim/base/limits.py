@@ -91,11 +91,11 @@ def limited(limits: Limits) -> Iterator[Limits]:
         _PRESENT.reset(token)
 
 
-def start_worker(interrupted: signal.Handlers = signal.SIG_IGN) -> None:
+def start_worker() -> None:
     """What a process of a pool does first: leave Ctrl-C to its parent, and end when the parent is killed."""
     from multiprocessing import parent_process
 
-    signal.signal(signal.SIGINT, interrupted)  # SIG_DFL ends it, where nobody needs what it has begun
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is None:
         return

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cas
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from perfsim.base.errors import CatalogError, InputError, Problem, UnknownNameError, refused_values
-from perfsim.base.limits import present_limits, start_worker
+from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.base.spec import Name, Spec
 from perfsim.base.text import OTHER_NAMES
@@ -44,6 +41,7 @@ from perfsim.specs.trainers import ToolName
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import JOINED
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.studies.executors import IN_PROCESS, Processes
 from perfsim.work import TaskGraph
 
 Count = Annotated[int, *number(0, MOST_WIDTH)]
@@ -662,17 +660,6 @@ _FEWEST = 20
 
 def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`function` of each item on all cores, in order; function, items and results must be picklable."""
-    results: list[Result] = []
-    say = present_limits().say
-    with ExitStack() as stack:
-        computed: Iterator[Result] = map(function, items)
-        if len(items) >= _FEWEST and (os.cpu_count() or 1) > 1:
-            pool = stack.enter_context(
-                ProcessPoolExecutor(initializer=start_worker, initargs=(signal.SIG_DFL,))
-            )
-            computed = pool.map(function, items)
-        for result in computed:
-            results.append(result)
-            if say is not None:
-                say(f"{len(results):,} of {len(items):,} runs")
-    return results
+    executor = Processes(os.cpu_count() or 1, start=None) if len(items) >= _FEWEST else IN_PROCESS
+    say = present_limits().say or (lambda _: None)
+    return executor.results(function, items, lambda done: say(f"{done:,} of {len(items):,} runs"))

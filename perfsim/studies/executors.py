@@ -14,7 +14,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -61,6 +61,22 @@ class Executor:
         An error of the function, and LimitError, end the iteration; nothing is left running behind it.
         """
         yield ((key, function(item)) for key, item in items)
+
+    def results(
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        done: Callable[[int], None] = lambda _: None,
+    ) -> list[Result]:
+        """`function` of all items in their order; the error of one whose workers died ends all."""
+        results: dict[int, Result] = {}
+        with self.answers(function, enumerate(items)) as answers:
+            for place, result in answers:
+                if isinstance(result, PerfsimError):
+                    raise result
+                results[place] = result
+                done(len(results))
+        return [results[place] for place in range(len(items))]
 
 
 IN_PROCESS = Executor()
@@ -172,14 +188,16 @@ WAITING = 2
 
 
 class Processes(_Pooled):
-    """So many processes, which import the caller's main module anew and leave Ctrl-C to their parent."""
+    """So many processes, which leave Ctrl-C to their parent; spawned, they import its main module anew."""
 
     died = (BrokenProcessPool,)
     tries_alone = 2
-    last_words = "its process died each time, perhaps out of memory: try fewer --jobs"
+    last_words = "its process died each time, perhaps out of memory: try fewer at once (--jobs)"
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, start: str | None = "spawn") -> None:
+        """They are started by this method of multiprocessing; None: by that of the platform."""
         self.size = size
+        self._start = start
         self._earlier = set(active_children())
         self._pool: ProcessPoolExecutor | None = None
 
@@ -190,7 +208,7 @@ class Processes(_Pooled):
         if self._pool is None:
             self._earlier = set(active_children())
             self._pool = ProcessPoolExecutor(
-                self.size, mp_context=get_context("spawn"), initializer=start_worker
+                self.size, mp_context=get_context(self._start), initializer=start_worker
             )
         # A process is started when there is an item for it, and never gets the signals held back here.
         masks = hasattr(signal, "pthread_sigmask")

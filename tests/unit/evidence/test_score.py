@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.base.errors import PlanError
+from perfsim.base.errors import LimitError, PerfsimError, PlanError
+from perfsim.base.limits import Limits, limited
 from perfsim.catalog import Catalog
 from perfsim.evidence import cases, score
 from perfsim.evidence.cases import CaseRows, StepCase
@@ -130,3 +131,11 @@ def test_a_sweep_has_the_right_pairs_of_layouts_the_time_lost_the_layout_chosen_
     expected = {"kendall_tau": pytest.approx(tau), "regret": pytest.approx(regret), "layouts": 4}
     assert [row | expected | {"chosen": chosen, "best": best} for row in sweeps] == sweeps
     assert len(sweeps) == (tau is not None)
+
+
+def test_runs_on_all_cores_share_one_limit_and_a_killed_process_is_an_error_in_words() -> None:
+    ten_events = "__import__('perfsim.base.limits').base.limits.present_limits().add(10)"
+    with limited(Limits(max_events=390)), pytest.raises(LimitError, match="stopped after 390 events"):
+        cases.mapped(eval, [ten_events] * 40)
+    with pytest.raises(PerfsimError, match="its process died each time"):
+        cases.mapped(eval, ["__import__('os')._exit(9)"] * 40)
