@@ -341,13 +341,13 @@ def _decision(result: answers.StudyResult) -> Iterator[Section]:
     most = max(own.first for own in outcomes)
     columns: dict[str, Field[answers.Outcome]] = {
         "": (None, lambda own: names[own.label]),
-        "healthy steps alone": (unit, lambda own: _spread(own.steps_s)),
+        "healthy steps alone": (unit, lambda own: spread_cell(own.steps_s)),
         "time on the wall holds": (None, "basis"),
         "first with a probability of": (likely, lambda own: Cell(own.first, mark=own.first == most)),
-        "device-hours": (text.AMOUNT, lambda own: _spread(own.device_hours)),
-        "energy": (text.Unit(*decision.unit("energy_kwh")), lambda own: _spread(own.energy_kwh)),
-        "carbon": (text.Unit(*decision.unit("carbon_kg")), lambda own: _spread(own.carbon_kg)),
-        "money": (text.Unit(suits=money), lambda own: _spread(own.money)),
+        "device-hours": (text.AMOUNT, lambda own: spread_cell(own.device_hours)),
+        "energy": (text.Unit(*decision.unit("energy_kwh")), lambda own: spread_cell(own.energy_kwh)),
+        "carbon": (text.Unit(*decision.unit("carbon_kg")), lambda own: spread_cell(own.carbon_kg)),
+        "money": (text.Unit(suits=money), lambda own: spread_cell(own.money)),
     }
     if all(own.cheapest is not None for own in outcomes):
         columns["cheapest with a probability of"] = likely, "cheapest"
@@ -362,14 +362,16 @@ def _decision(result: answers.StudyResult) -> Iterator[Section]:
     if decision.break_even:
 
         def worth(row: answers.BreakEven) -> Cell:
-            return replace(_spread(row.device_hours_ratio), note=f"of {names[row.rival]}", unit=text.NUMBER)
+            return replace(
+                spread_cell(row.device_hours_ratio), note=f"of {names[row.rival]}", unit=text.NUMBER
+            )
 
         table = Table.each(  # narrow enough for a phone
             decision.break_even,
             {
                 "a device-hour of": (None, lambda row: names[row.label]),
                 "may cost as much as": (None, worth),
-                "or": (text.Unit(decision.currency), lambda row: _spread(row.price)),
+                "or": (text.Unit(decision.currency), lambda row: spread_cell(row.price)),
             },
         )
         lead = (
@@ -420,7 +422,8 @@ def _like_with_like(result: answers.StudyResult) -> Iterator[Section]:
     yield Section("Like with like", lead, table=table, slug="like-with-like", level=3)
 
 
-def _spread(spread: Spread | None) -> Cell:
+def spread_cell(spread: Spread | None) -> Cell:
+    """What is typical with its band, or that an input is not given."""
     return Cell(NOT_GIVEN) if spread is None else Cell(spread.typical, spread.band)
 
 

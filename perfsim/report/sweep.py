@@ -13,10 +13,10 @@ from perfsim.base.units import DAY_S
 from perfsim.report import draw, text
 from perfsim.report.atlas import maps
 from perfsim.report.page import Page, Section, caveats_section
-from perfsim.report.study import inputs_section, wall_sentence
+from perfsim.report.study import inputs_section, spread_cell, wall_sentence
 from perfsim.report.study_figures import where_steps_go
 from perfsim.report.table import Cell, Table, Value, document_text, plain
-from perfsim.specs.prices import NOT_GIVEN, Prices
+from perfsim.specs.prices import Prices
 from perfsim.studies.answers import PointResult, confidence
 from perfsim.studies.variants import Change, Match, Series, SweepResult
 from perfsim.version import __version__
@@ -278,8 +278,6 @@ def _answer_cells(point: PointResult) -> dict[str, Cell | Value]:
     """What the tables of a sweep show of a point that has a plan, by column."""
     own = point.prediction
     taken = point.outcome.wall_s
-    energy = point.outcome.energy_kwh
-    money = point.outcome.money
     paid = replace(text.FEW, name=point.study.prices.currency)  # which a grid may vary
     return {
         "machine": point.machine,
@@ -289,8 +287,8 @@ def _answer_cells(point: PointResult) -> dict[str, Cell | Value]:
         "step": own.step_time_s,
         "MFU": own.mfu,
         WALL: Cell(taken.typical, taken.band),
-        "energy": Cell(NOT_GIVEN) if energy is None else Cell(energy.typical, energy.band),
-        "money": Cell(NOT_GIVEN) if money is None else Cell(money.typical, money.band, unit=paid),
+        "energy": spread_cell(point.outcome.energy_kwh),
+        "money": replace(spread_cell(point.outcome.money), unit=paid),
         "layout": text.layout_short(own.layout),
         "limited by": own.why.cause,
         "nearest remedy": own.why.remedy,

@@ -316,11 +316,6 @@ class Limits:
         """The tool and the month, in words."""
         return TRAINERS[self.tool].title + (f" of {self.month}" if self.month else "")
 
-    def has(self, axis: str) -> bool:
-        """Whether it has a setting for an axis at all."""
-        rows = (row for row in TRAINERS[self.tool].rows if row.axis == axis)
-        return any(not self.month or existed(row.since, self.month) for row in rows)
-
     def runs(self, layout: ParallelLayout, job: Job | None = None) -> bool:
         return not self.lacks(layout, job)
 

@@ -391,8 +391,8 @@ def _expert_degrees(
     job: Job, topology: FatTree, tensor: int, pipeline: int, *, free: bool
 ) -> Iterator[tuple[int, int]]:
     """Expert and expert-tensor degrees that keep the rules, inside a node or over whole nodes."""
-    limits = job.runtime.searched
-    if job.model.experts is None or not free or not (limits is None or limits.has("expert")):
+    has_ranks = any(_runs(job.runtime.searched, expert=2, data=2, zero_stage=stage) for stage in (1, SHARDED))
+    if job.model.experts is None or not (free and has_ranks):
         yield 1, 1
         return
     node = topology.devices_per_node
