@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ids, Ints
+from perfsim.base.groups import listed
 from perfsim.work import TaskGraph
 from perfsim.work.graph import computes, owners_of
 
@@ -96,11 +96,7 @@ class Trace:
         streams are busy (other streams of the device; stores and networks, which no device owns) is
         *exposed* and counts for their category, in the order of `EXPOSED`. The rest is `bubble`.
         """
-        return {
-            device: seconds
-            for rows in self._by_devices()
-            for device, seconds in zip(rows.devices, self._breakdowns(rows), strict=True)
-        }
+        return {tasks.device: self._breakdown(tasks) for tasks in self._by_device()}
 
     def mean_breakdown(self) -> dict[str, float]:
         """Seconds by category, the mean over computing devices."""
@@ -110,17 +106,14 @@ class Trace:
         """Mean seconds by category before a device's first computation of the step and after its last one."""
         # On wafers this is the bubble between two steps: last gradient, its update, first weights.
         boundaries: dict[str, dict[str, float]] = {}
-        for rows in self._by_devices():
-            start_s, end_s = self._clipped(rows)
-            busy = rows.computes & (end_s > start_s)
-            first_s = rows.high_s.copy()
-            last_s = rows.low_s.copy()
-            np.minimum.at(first_s, rows.device[busy], start_s[busy])
-            np.maximum.at(last_s, rows.device[busy], end_s[busy])
-            heads = self._breakdowns(rows._replace(high_s=first_s))
-            tails = self._breakdowns(rows._replace(low_s=np.maximum(first_s, last_s)))
-            for device, head, tail in zip(rows.devices, heads, tails, strict=True):
-                boundaries[device] = {name: head[name] + tail[name] for name in head}
+        for tasks in self._by_device():
+            start_s, end_s = self._clipped(tasks)
+            busy = tasks.computes & (end_s > start_s)
+            first_s = start_s[busy].min(initial=tasks.high_s)
+            last_s = end_s[busy].max(initial=max(first_s, tasks.low_s))
+            head = self._breakdown(tasks._replace(high_s=first_s))
+            tail = self._breakdown(tasks._replace(low_s=last_s))
+            boundaries[tasks.device] = {name: head[name] + tail[name] for name in head}
         return self._mean(boundaries)
 
     @cached_property
@@ -129,20 +122,18 @@ class Trace:
         graph = self.graph
         # Communication is what runs on a device's streams besides its compute. Streams of no device (weights
         # that a store sends to a wafer) do not count: they take nothing from a device's compute.
+        owned = np.array([bool(devices) for devices in graph.stream_devices])[graph.stream]
         communicates = np.array([work.kind.is_communication for work in graph.works])[graph.work]
-        computing = {owner for name in graph.streams if computes(name) for owner in owners_of(name)}
-        owned = np.array([owners_of(name)[0] in computing for name in graph.streams])[graph.stream]
+        low_s, high_s = self.step_window_s
         hidden_s: dict[str, dict[str, float]] = {}
-        for rows in self._by_devices():
-            low_s, high_s = (np.full(len(rows.devices), bound_s) for bound_s in self.step_window_s)
-            start_s, end_s = self._clipped(rows._replace(low_s=low_s, high_s=high_s))
-            sends = communicates[rows.task]
-            counts = np.where(rows.computes, ~sends, sends & owned[rows.task])
-            line = (~rows.computes[counts]).astype(np.int64)
-            device, under_way, lasts_s = _sweep(rows.device[counts], start_s[counts], end_s[counts], line)
+        for tasks in self._by_device():
+            start_s, end_s = self._clipped(tasks._replace(low_s=low_s, high_s=high_s))
+            sends = communicates[tasks.task]
+            counts = np.where(tasks.computes, ~sends, sends & owned[tasks.task])
+            line = (~tasks.computes[counts]).astype(np.int64)
+            under_way, lasts_s = _sweep(start_s[counts], end_s[counts], line)
             both = under_way.all(axis=0) & (len(under_way) > 1)
-            seconds = np.bincount(device[both], lasts_s[both], minlength=len(rows.devices)).tolist()
-            hidden_s |= {name: {"": share_s} for name, share_s in zip(rows.devices, seconds, strict=True)}
+            hidden_s[tasks.device] = {"": float(np.bincount(both, lasts_s, minlength=2)[1])}
         return self._mean(hidden_s).get("", 0.0) / self.step_time_s
 
     def _mean(self, devices: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -161,92 +152,60 @@ class Trace:
                 sums[category] = sums.get(category, 0.0) + ranks[device] // common * of_device_s
         return {category: sum_s / total for category, sum_s in sums.items()}
 
-    def _by_devices(self) -> Iterator[_DeviceTasks]:
-        """The tasks of all computing devices, as many devices at a time as have `ROWS_AT_ONCE` tasks."""
-        streams = self.graph.streams
-        owners = [owners_of(name) for name in streams]
-        computing = [stream for stream, name in enumerate(streams) if computes(name)]
-        mine: dict[str, list[int]] = {owner: [] for stream in computing for owner in owners[stream]}
-        common = [stream for stream, names in enumerate(owners) if names[0] not in mine]
-        for stream, names in enumerate(owners):
-            for owner in names:
-                if owner in mine:
-                    mine[owner].append(stream)
-        by_stream = self.graph.by_stream
-        tasks = [by_stream.values[a:b] for a, b in pairwise(by_stream.start.tolist())]
+    def _by_device(self) -> Iterator[_DeviceTasks]:
+        """The tasks of each computing device, with those of the streams that no device owns."""
+        graph = self.graph
+        of_streams = list(enumerate(graph.stream_devices))
+        mine = listed((device, stream) for stream, devices in of_streams for device in devices)
+        common = [stream for stream, devices in of_streams if not devices]
+        blocking = np.array([computes(name) for name in graph.streams])
+        tasks = [graph.by_stream.values[a:b] for a, b in pairwise(graph.by_stream.start.tolist())]
         # In schedules with a skew between ranks, a device ends its step, and begins it, before the last one.
         ends_s = dict.fromkeys(mine, self.step_end_s[-1])
-        if len(self.graph.step_ends) > 1:
-            ends_s = dict.fromkeys(mine, 0.0)
-            for stream in computing:
-                for owner in owners[stream]:
-                    ends_s[owner] = max(ends_s[owner], float(self.end_s[tasks[stream]].max()))
-        latest_s = max(ends_s.values())
+        if len(graph.step_ends) > 1:
+            for device, own in mine.items():
+                ends_s[device] = max(self.end_s[tasks[stream]].max() for stream in own if blocking[stream])
+        latest_s = max(ends_s.values(), default=0.0)
         low_s, high_s = self.step_window_s
-        left = deque(mine)
-        while left:
-            devices: list[str] = []
-            parts: list[tuple[int, int]] = []
-            rows = 0
-            while left and rows < ROWS_AT_ONCE:
-                device = left.popleft()
-                of_device = dict.fromkeys(mine[device] + common)
-                parts += ((len(devices), stream) for stream in of_device)
-                rows += sum(len(tasks[stream]) for stream in of_device)
-                devices.append(device)
-            lengths = [len(tasks[stream]) for _, stream in parts]
-            earlier_s = latest_s - np.array([ends_s[device] for device in devices])
-            yield _DeviceTasks(
-                devices,
-                low_s - earlier_s,
-                high_s - earlier_s,
-                np.repeat([number for number, _ in parts], lengths),
-                np.concatenate([tasks[stream] for _, stream in parts]),
-                np.repeat([computes(streams[stream]) for _, stream in parts], lengths),
-            )
+        for device, name in enumerate(graph.devices):
+            task = np.concatenate([tasks[stream] for stream in (*mine[device], *common)])
+            earlier_s = latest_s - ends_s[device]
+            blocks = blocking[graph.stream[task]]
+            yield _DeviceTasks(name, low_s - earlier_s, high_s - earlier_s, task, blocks)
 
-    def _clipped(self, rows: _DeviceTasks) -> tuple[Floats, Floats]:
-        """Start and end of each row's task inside its device's window."""
-        start_s = np.maximum(self.start_s[rows.task], rows.low_s[rows.device])
-        end_s = np.minimum(self.end_s[rows.task], rows.high_s[rows.device])
+    def _clipped(self, tasks: _DeviceTasks) -> tuple[Floats, Floats]:
+        """Start and end of each task inside the window of the device."""
+        start_s = np.maximum(self.start_s[tasks.task], tasks.low_s)
+        end_s = np.minimum(self.end_s[tasks.task], tasks.high_s)
         return start_s, np.maximum(start_s, end_s)
 
-    def _breakdowns(self, rows: _DeviceTasks) -> list[dict[str, float]]:
-        """Every second of the window of each device, by category."""
-        # In the order in which exposed time counts for them.
+    @cached_property
+    def _categories(self) -> tuple[list[str], Ints]:
+        """Categories in the order in which exposed time counts for them, and the category of each task."""
         named = {work.category for work in self.graph.works}
         ranked = [category for category in EXPOSED if category in named]
         names = ranked + sorted(named - set(ranked))
+        return names, np.array([names.index(work.category) for work in self.graph.works])[self.graph.work]
+
+    def _breakdown(self, tasks: _DeviceTasks) -> dict[str, float]:
+        """Every second of the window of a device, by category."""
+        names, of_task = self._categories
         width = len(names)
-        of_work = np.array([names.index(work.category) for work in self.graph.works])
-        category = of_work[self.graph.work[rows.task]]
-        start_s, end_s = self._clipped(rows)
-        key = rows.device * width + category
-        cells = len(rows.devices) * width
-        computed_s = np.bincount(key, (end_s - start_s) * rows.computes, minlength=cells)
-        present = np.bincount(key + cells * rows.computes, minlength=2 * cells).reshape(2, -1, width) > 0
-        waited_for = np.flatnonzero(present[0].any(axis=0))
-        line_of_category = 1 + waited_for.searchsorted(np.arange(width))
-        line = np.where(rows.computes, 0, line_of_category[category])
-        device, under_way, lasts_s = _sweep(rows.device, start_s, end_s, line)
+        category = of_task[tasks.task]
+        start_s, end_s = self._clipped(tasks)
+        computed_s = np.bincount(category, (end_s - start_s) * tasks.computes, minlength=width)
+        present = np.bincount(category + width * tasks.computes, minlength=2 * width).reshape(2, width) > 0
+        waited_for = np.flatnonzero(present[0])
+        line = np.where(tasks.computes, 0, 1 + waited_for.searchsorted(category))
+        under_way, lasts_s = _sweep(start_s, end_s, line)
         first = under_way.argmax(axis=0)
         waits = first > 0
-        waited_key = device[waits] * width + waited_for[first[waits] - 1]
-        exposed_s = np.bincount(waited_key, lasts_s[waits], minlength=cells)
-        total_s = (computed_s + exposed_s).reshape(-1, width)
-        idle_s = rows.high_s - rows.low_s
-        for part_s in (computed_s, exposed_s):
-            idle_s -= part_s.reshape(-1, width).sum(axis=1)
-        idle_s[idle_s < ROUNDING * (rows.high_s - rows.low_s)] = 0.0
-        seconds: list[dict[str, float]] = [{} for _ in rows.devices]
-        for has, listed in ((present[1], sorted(names)), (present[0], names)):
-            for name in listed:
-                number = names.index(name)
-                for index in np.flatnonzero(has[:, number]).tolist():
-                    seconds[index][name] = float(total_s[index, number])
-        for of_device, bubble_s in zip(seconds, idle_s.tolist(), strict=True):
-            of_device["bubble"] = bubble_s
-        return seconds
+        exposed_s = np.bincount(waited_for[first[waits] - 1], lasts_s[waits], minlength=width)
+        total_s = dict(zip(names, (computed_s + exposed_s).tolist(), strict=True))
+        idle_s = float(tasks.high_s - tasks.low_s - computed_s.sum() - exposed_s.sum())
+        idle_s = 0.0 if idle_s < ROUNDING * (tasks.high_s - tasks.low_s) else idle_s
+        computing, waiting = ([*compress(names, has)] for has in present.tolist()[::-1])
+        return {name: total_s[name] for name in (*sorted(computing), *waiting)} | {"bubble": idle_s}
 
 
 EXPOSED = (
@@ -266,41 +225,35 @@ EXPOSED = (
 
 ROUNDING = 1e-12
 """Of a window: idle time below it is what sums of times are rounded by."""
-ROWS_AT_ONCE = 1 << 18
-"""Tasks whose intervals are sorted together; bounds the memory of a breakdown."""
 
 
 class _DeviceTasks(NamedTuple):
-    """Some computing devices with their tasks, a row each; a task of several devices has several rows."""
+    """A computing device with its tasks."""
 
-    devices: list[str]
-    low_s: Floats
-    """Start of the window of each device; `high_s` is its end."""
-    high_s: Floats
-    device: Ints
+    device: str
+    low_s: float
+    """Start of its window; `high_s` is the end."""
+    high_s: float
     task: Ids
     computes: Bools
-    """Whether the row's stream is the one on which its device computes."""
+    """Whether the stream of each task is the one on which the device computes."""
 
 
-def _sweep(device: Ints, start_s: Floats, end_s: Floats, line: Ints) -> tuple[Ints, Bools, Floats]:
-    """What is under way after each start and end on a device, in the order of devices and of time.
+def _sweep(start_s: Floats, end_s: Floats, line: Ints) -> tuple[Bools, Floats]:
+    """What is under way after each start and end, in the order of time.
 
-    `line` is the line that each interval is on. Returns the device of each of these times, whether something
-    is under way on each line, shape (lines, times), and how long that lasts.
+    `line` is the line that each interval is on. Returns whether something is under way on each line, shape
+    (lines, times), and how long that lasts.
     """
     lasting = np.flatnonzero(end_s > start_s)
     # Intervals that follow one another without a gap are one: most tasks of a compute stream.
     apart = np.ones(len(lasting) + 1, dtype=bool)
-    apart[1:-1] = end_s[lasting[:-1]] != start_s[lasting[1:]]
-    for column in (device, line):
-        apart[1:-1] |= np.diff(column[lasting]) != 0
+    apart[1:-1] = (end_s[lasting[:-1]] != start_s[lasting[1:]]) | (np.diff(line[lasting]) != 0)
     first = lasting[apart[:-1]]
     last = lasting[apart[1:]]
     row = np.concatenate([first, last])
     when_s = np.concatenate([start_s[first], end_s[last]])
-    order = np.lexsort((when_s, device[row]))
-    row = row[order]
+    order = np.argsort(when_s, kind="stable")
     change = np.zeros((1 + line.max(initial=0), len(order)), dtype=np.int32)
-    change[line[row], np.arange(len(order))] = np.where(order < len(first), 1, -1)
-    return device[row], change.cumsum(axis=1) > 0, np.diff(when_s[order], append=0.0)
+    change[line[row[order]], np.arange(len(order))] = np.where(order < len(first), 1, -1)
+    return change.cumsum(axis=1) > 0, np.diff(when_s[order], append=0.0)

@@ -342,11 +342,16 @@ class TaskGraph:
         return sorted({rank for rank in self.stream_ranks.tolist() if rank >= 0})
 
     @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that compute, by their numbers from 0."""
+        computing = (owners_of(stream) for stream in self.streams if computes(stream))
+        return tuple(dict.fromkeys(chain.from_iterable(computing)))
+
+    @cached_property
     def stream_devices(self) -> tuple[tuple[int, ...], ...]:
-        """The computing devices of each stream, numbered from 0; none for a store or a network."""
-        owners = [owners_of(name) for name in self.streams]
-        computing = (names for names, stream in zip(owners, self.streams, strict=True) if computes(stream))
-        number = {owner: index for index, owner in enumerate(dict.fromkeys(chain.from_iterable(computing)))}
+        """The computing devices of each stream by their numbers; none for a store or a network."""
+        number = {device: index for index, device in enumerate(self.devices)}
+        owners = map(owners_of, self.streams)
         return tuple(tuple(number[owner] for owner in names if owner in number) for names in owners)
 
     @cached_property

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.engine import trace
 from perfsim.engine.trace import EXPOSED, Trace
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder
@@ -71,18 +70,16 @@ def seconds_of(device: str, rows: list[Row], first_step: int) -> tuple[dict[str,
     return whole, {category: float(outside.count(category)) for category in [*background, "bubble"]}
 
 
-@given(runs(), st.sampled_from([1, 3, 1000]))
+@given(runs())
 @settings(max_examples=150)
-def test_each_second_of_a_device_goes_to_what_it_does(run: tuple[list[Row], int], rows_at_once: int) -> None:
+def test_each_second_of_a_device_goes_to_what_it_does(run: tuple[list[Row], int]) -> None:
     rows, first_step = run
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace, "ROWS_AT_ONCE", rows_at_once)
-        measured = traced(rows, first_step)
-        plain = {device: seconds_of(device, rows, first_step) for device in ("gpu0", "gpu1")}
-        assert measured.device_breakdowns() == {device: whole for device, (whole, _) in plain.items()}
-        boundaries = [boundary for _, boundary in plain.values()]
-        for category, mean_s in measured.mean_boundary().items():
-            assert mean_s == sum(boundary.get(category, 0.0) for boundary in boundaries) / 2
+    measured = traced(rows, first_step)
+    plain = {device: seconds_of(device, rows, first_step) for device in ("gpu0", "gpu1")}
+    assert measured.device_breakdowns() == {device: whole for device, (whole, _) in plain.items()}
+    boundaries = [boundary for _, boundary in plain.values()]
+    for category, mean_s in measured.mean_boundary().items():
+        assert mean_s == sum(boundary.get(category, 0.0) for boundary in boundaries) / 2
 
 
 @given(runs(), st.floats(1e-6, 1e3))
