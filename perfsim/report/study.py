@@ -10,12 +10,10 @@ from typing import Any
 
 from perfsim.base.groups import listed
 from perfsim.base.text import MISSING
-from perfsim.convergence.uncertain import Spread
 from perfsim.prediction.caveats import CODES, Concern
 from perfsim.report import study_figures, text
 from perfsim.report.page import Page, Section, caveats_section, slugify
 from perfsim.report.table import Cell, Field, Table, document_text, plain
-from perfsim.specs.prices import NOT_GIVEN
 from perfsim.studies import answers
 from perfsim.studies.decision import amount, chance
 from perfsim.version import __version__
@@ -48,8 +46,7 @@ def _candidates_table(shown: Sequence[answers.Answer], decision: answers.Decisio
         return own.label == decision.first
 
     def wall(own: answers.Answer) -> Cell:
-        taken = decision.of(own.label).wall_s
-        return Cell(taken.typical, taken.band, mark=compared and is_first(own))
+        return Cell.of(decision.of(own.label).wall_s, mark=compared and is_first(own))
 
     def best(name: str, own: answers.Answer) -> Cell:
         value = getattr(own, name)
@@ -246,7 +243,7 @@ def _scale(result: answers.StudyResult) -> Table:
     def time(candidate: answers.Answer) -> Cell:
         own = decision.of(candidate.label)
         money = amount(own.money, decision.currency) if own.money else ""
-        return Cell(own.wall_s.typical, own.wall_s.band, money, mark=own.label == decision.first)
+        return Cell.of(own.wall_s, money, own.label == decision.first)
 
     columns: dict[str, Field[answers.Answer]] = {
         "candidate": (None, "short"),
@@ -341,13 +338,13 @@ def _decision(result: answers.StudyResult) -> Iterator[Section]:
     most = max(own.first for own in outcomes)
     columns: dict[str, Field[answers.Outcome]] = {
         "": (None, lambda own: names[own.label]),
-        "healthy steps alone": (unit, lambda own: spread_cell(own.steps_s)),
+        "healthy steps alone": (unit, lambda own: Cell.of(own.steps_s)),
         "time on the wall holds": (None, "basis"),
         "first with a probability of": (likely, lambda own: Cell(own.first, mark=own.first == most)),
-        "device-hours": (text.AMOUNT, lambda own: spread_cell(own.device_hours)),
-        "energy": (text.Unit(*decision.unit("energy_kwh")), lambda own: spread_cell(own.energy_kwh)),
-        "carbon": (text.Unit(*decision.unit("carbon_kg")), lambda own: spread_cell(own.carbon_kg)),
-        "money": (text.Unit(suits=money), lambda own: spread_cell(own.money)),
+        "device-hours": (text.AMOUNT, lambda own: Cell.of(own.device_hours)),
+        "energy": (text.Unit(*decision.unit("energy_kwh")), lambda own: Cell.of(own.energy_kwh)),
+        "carbon": (text.Unit(*decision.unit("carbon_kg")), lambda own: Cell.of(own.carbon_kg)),
+        "money": (text.Unit(suits=money), lambda own: Cell.of(own.money)),
     }
     if all(own.cheapest is not None for own in outcomes):
         columns["cheapest with a probability of"] = likely, "cheapest"
@@ -362,16 +359,14 @@ def _decision(result: answers.StudyResult) -> Iterator[Section]:
     if decision.break_even:
 
         def worth(row: answers.BreakEven) -> Cell:
-            return replace(
-                spread_cell(row.device_hours_ratio), note=f"of {names[row.rival]}", unit=text.NUMBER
-            )
+            return Cell.of(row.device_hours_ratio, f"of {names[row.rival]}", unit=text.NUMBER)
 
         table = Table.each(  # narrow enough for a phone
             decision.break_even,
             {
                 "a device-hour of": (None, lambda row: names[row.label]),
                 "may cost as much as": (None, worth),
-                "or": (text.Unit(decision.currency), lambda row: spread_cell(row.price)),
+                "or": (text.Unit(decision.currency), lambda row: Cell.of(row.price)),
             },
         )
         lead = (
@@ -420,11 +415,6 @@ def _like_with_like(result: answers.StudyResult) -> Iterator[Section]:
         "perfsim solve --find devices asks at each number."
     )
     yield Section("Like with like", lead, table=table, slug="like-with-like", level=3)
-
-
-def spread_cell(spread: Spread | None) -> Cell:
-    """What is typical with its band, or that an input is not given."""
-    return Cell(NOT_GIVEN) if spread is None else Cell(spread.typical, spread.band)
 
 
 def _laws(result: answers.StudyResult) -> Iterator[Section]:

@@ -13,7 +13,7 @@ from perfsim.base.units import DAY_S
 from perfsim.report import draw, text
 from perfsim.report.atlas import maps
 from perfsim.report.page import Page, Section, caveats_section
-from perfsim.report.study import inputs_section, spread_cell, wall_sentence
+from perfsim.report.study import inputs_section, wall_sentence
 from perfsim.report.study_figures import where_steps_go
 from perfsim.report.table import Cell, Table, Value, document_text, plain
 from perfsim.specs.prices import Prices
@@ -174,7 +174,7 @@ def _scale(result: SweepResult) -> tuple[Table | None, str]:
     walls = [(own, own.fastest.outcome.wall_s) for own in shown]
     table = Table.of(
         {"machine": None, "On the wall": text.TIME},
-        ((own.at(own.fastest), Cell(wall.typical, wall.band, mark=own in winners)) for own, wall in walls),
+        ((own.at(own.fastest), Cell.of(wall, mark=own in winners)) for own, wall in walls),
     )
     return table, " ".join(words)
 
@@ -277,7 +277,6 @@ def _drawn(result: SweepResult) -> Iterator[Section]:
 def _answer_cells(point: PointResult) -> dict[str, Cell | Value]:
     """What the tables of a sweep show of a point that has a plan, by column."""
     own = point.prediction
-    taken = point.outcome.wall_s
     paid = replace(text.FEW, name=point.study.prices.currency)  # which a grid may vary
     return {
         "machine": point.machine,
@@ -286,9 +285,9 @@ def _answer_cells(point: PointResult) -> dict[str, Cell | Value]:
         "steps": point.target_time.steps,
         "step": own.step_time_s,
         "MFU": own.mfu,
-        WALL: Cell(taken.typical, taken.band),
-        "energy": spread_cell(point.outcome.energy_kwh),
-        "money": replace(spread_cell(point.outcome.money), unit=paid),
+        WALL: Cell.of(point.outcome.wall_s),
+        "energy": Cell.of(point.outcome.energy_kwh),
+        "money": Cell.of(point.outcome.money, unit=paid),
         "layout": text.layout_short(own.layout),
         "limited by": own.why.cause,
         "nearest remedy": own.why.remedy,

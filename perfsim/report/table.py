@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic_core import to_jsonable_python
 
@@ -19,6 +19,10 @@ from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.files import write_file
 from perfsim.base.groups import listed
 from perfsim.report.text import BREAK, NONE, NUMBER, Unit, esc, paragraphs, terminal_width
+from perfsim.specs.prices import NOT_GIVEN
+
+if TYPE_CHECKING:
+    from perfsim.convergence.uncertain import Spread
 
 Item = TypeVar("Item")
 Value = str | float | None
@@ -45,6 +49,11 @@ class Cell:
     """Whether it is the best of those that it is compared with."""
     unit: Unit | None = None
     """Where it differs from the unit of the column."""
+
+    @classmethod
+    def of(cls, spread: Spread | None, note: str = "", mark: bool = False, unit: Unit | None = None) -> Cell:
+        """A typical value with its band; None: an input of it is not given."""
+        return cls(spread.typical, spread.band, note, mark, unit) if spread else cls(NOT_GIVEN)
 
     @property
     def number(self) -> float:
