@@ -256,8 +256,9 @@ FOREIGN = (".json", ".toml", ".sh")
 
 def _foreign(kind: str, path: Path) -> CatalogError:
     """The error of a file of another tool where YAML of a kind is expected."""
-    imports = f"write its YAML: perfsim import {path} --out {path.with_suffix('.yaml')}"
-    help_text = imports if kind == "model" and path.suffix else "perfsim import reads files of other tools"
+    help_text = "perfsim import reads files of other tools"
+    if kind == "model" and path.suffix in FOREIGN:
+        help_text = f"write its YAML: perfsim import {path} --out {path.with_suffix('.yaml')}"
     return CatalogError(f"`{path}` is no {kind}: the name of its file ends in .yaml", help_text)
 
 

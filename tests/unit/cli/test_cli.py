@@ -184,6 +184,7 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (("check", "folder"), ("folder: is a directory; a file is expected",)),
         (("check", "table.csv"), ("table.csv: is no YAML file",)),
         (("study", "folder"), ("`folder` is no study: the name of its file ends in .yaml",)),
+        (("study", "."), ("`.` is no study",)),
         (("study", "table.csv"), ("`table.csv` is no study",)),
         ((*EIGHT, "--model", "folder"), ("`folder` is no model",)),
         ((*EIGHT, "--perturb", "straggler=x"), ("a whole number is missing",)),
