@@ -15,7 +15,7 @@ from perfsim.cli import ask as _ask  # noqa: F401  # defines its verbs
 from perfsim.cli import verbs as _verbs  # noqa: F401
 from perfsim.cli.options import VERBS
 from perfsim.cli.output import write_error
-from perfsim.prediction.question import Asked
+from perfsim.prediction.question import ASKED, Asked
 
 _INTERRUPTED = 130
 """The exit code of a verb that Ctrl-C ends: 128 and the number of the signal, as shells have it."""
@@ -48,6 +48,11 @@ def _helpful(error: click.ClickException) -> str:
         written = [f"{option} {path}=VALUE" for option, path in places.items() if path]
         if name in OTHER_NAMES:
             written = [f"--{OTHER_NAMES[name]} VALUE"]
+        if name in ASKED and not written:
+            error.possibilities = []  # type: ignore[misc]
+            by = ASKED[name].by
+            of_study = f"; a study takes --set {name}=VALUE" if "study" in by else ""
+            return f"{error.message} perfsim {'run' if 'run' in by else 'plan'} has it{of_study}."
         if not written:
             return error.message
         error.possibilities = []  # type: ignore[misc]

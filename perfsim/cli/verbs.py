@@ -585,7 +585,5 @@ def _why(study: str, compare: list[str], measured: str, asked: dict[str, Any]) -
         return Answer(lambda: plain(gap) | {"inside_band": gap.inside}, lambda: gap_lines(gap))
     if not study:
         raise click.UsageError("name a STUDY, or give --measured with --model, --system and --devices")
-    if given := [name for name in asked if "." not in name]:
-        raise click.UsageError(f"--{given[0]} belongs to --measured; a STUDY names its own")
     explained = why(study, compare, asked)
     return Answer(lambda: {"candidates": explained}, lambda: why_lines(explained))

@@ -610,8 +610,9 @@ def _wrong_machines(study: StudySpec, mapping: LocatedMapping) -> Iterator[Probl
                 yield from reader.placed(error.problems, devices)
                 continue
             layouts.append([])
-            if question.given_layout is not None and study.batch_sizes != "auto":
-                refused = [refusal_of(question.at(batch)) for batch in study.batch_sizes]
+            if question.given_layout is not None:
+                batches = Target.of_study(study).batches(study, question)
+                refused = [refusal_of(question.at(batch)) for batch in batches]
                 wrong = [error for error in refused if isinstance(error, LayoutError)]
                 if len(wrong) == len(refused):
                     layout = node.mark_at(("candidates", line, "layout"))

@@ -190,6 +190,7 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ((*EIGHT, "--perturb", "straggler=x"), ("a whole number is missing",)),
         ((*EIGHT, "--perturb", "mttf=8h"), ("unknown name",)),
         ((*EIGHT, "--tp", "8"), ("No such option '--tp'. Write --layout tp=VALUE.",)),
+        (("plan", *EIGHT[1:], "--layout", "tp=8"), ("perfsim run has it; a study takes --set",)),
         ((*EIGHT, "--precision", "fp8"), ("Write --set recipe.precision=VALUE.",)),
         ((*EIGHT, "--gpus", "8"), ("Write --devices VALUE.",)),
         ((*EIGHT, "--set", "seq_length=8"), ("'seq_length' cannot be asked", "write recipe.seq_length")),

@@ -81,7 +81,7 @@ def test_the_verb_explains_a_measured_step_and_says_what_it_needs() -> None:
     for wrong, said in (
         ("why", "name a STUDY"),
         ("why --measured 5.4s", "it needs --model, --system, --devices"),
-        ("why gpt3_20b --devices 8", "--devices belongs to --measured"),
+        ("why gpt3_20b --set layout=tp=8x --compare 3d", "layout 'tp=8x'"),
     ):
         refused = CliRunner().invoke(main, wrong.split())
         assert refused.exit_code != 0

@@ -83,6 +83,7 @@ def test_batches_that_a_layout_cannot_run_are_left_out_with_the_reason(tmp_path:
         ('layout: "tp=8,qp=4"', ["layout 'qp=4': unknown name", "known: tp, pp, dp"]),
         ('layout: "schedule=zb2"', ["unknown schedule 'zb2'", "known: 1f1b"]),
         ("layout: {tensr: 8}", ["'tensr=8': unknown name", "did you mean `tensor`"]),
+        ('layout: "tp=8,pp=2"', ["is 16 devices, the question has 8"]),
         ("layout: 8", ["8 is a number, a text is expected"]),
         ("layout: tp=8,pp=4", ['put the layout in quotes: "tp=8,pp=4"']),
         *(
@@ -91,9 +92,12 @@ def test_batches_that_a_layout_cannot_run_are_left_out_with_the_reason(tmp_path:
         ),
     ],
 )
-def test_a_wrong_layout_or_ratio_is_refused_at_its_line(tmp_path: Path, given: str, parts: list[str]) -> None:
+@pytest.mark.parametrize("batches", ["[32]", "auto"])
+def test_a_wrong_layout_or_ratio_is_refused_at_its_line(
+    tmp_path: Path, given: str, parts: list[str], batches: str
+) -> None:
     with pytest.raises(CatalogError) as caught:
-        loaded(tmp_path, f"{GPUS}, {given}")
+        loaded(tmp_path, f"{GPUS}, {given}", batches=batches)
     for part in ("small.yaml:9:", *parts):
         assert part in str(caught.value)
 
