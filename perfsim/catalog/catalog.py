@@ -80,8 +80,6 @@ class Catalog:
                 return path
             if _is_file(Path(name_or_path), Path.exists):
                 raise _foreign(kind, Path(name_or_path))
-            if name_or_path.endswith(FOREIGN):
-                raise CatalogError(f"there is no file {name_or_path}")
             help_text = did_you_mean(name_or_path, self.names(kind), f": perfsim show {kind}s")
             raise CatalogError(f"unknown {kind} `{name_or_path}`", help_text)
         candidates = [*([near / name_or_path] if near else []), Path(name_or_path)]
@@ -263,8 +261,9 @@ def _foreign(kind: str, path: Path) -> CatalogError:
 
 
 def _is_path(name_or_path: str) -> bool:
-    """Whether it has a separator, or ends as a file of YAML."""
-    return "/" in name_or_path or os.sep in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+    """Whether it has a separator, or ends as a file of YAML or of another tool."""
+    suffixes = (".yaml", ".yml", *FOREIGN)
+    return "/" in name_or_path or os.sep in name_or_path or name_or_path.endswith(suffixes)
 
 
 def _is_file(path: Path, test: Callable[[Path], bool] = Path.is_file) -> bool:
