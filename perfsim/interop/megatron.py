@@ -707,7 +707,7 @@ TOOL = Tool(
     render=_text,
     start=lambda c: (
         f"{_connections(c)}torchrun with {c.layout.num_devices} ranks in all, pretrain_gpt.py and flags "
-        f"of {_MEGATRON.first_with.get(c.job.recipe.optimizer, _MEGATRON.release)}; "
+        f"of {_MEGATRON.releases.get(c.job.recipe.optimizer, _MEGATRON.releases[''])}; "
         f"data parallel {c.layout.data} follows from {c.layout.num_devices} / "
         f"({c.layout.tensor} x {c.layout.pipeline}"
         f"{f' x {c.layout.context}' if c.layout.context > 1 else ''})"

@@ -124,6 +124,8 @@ class Asked:
         root = path.partition(".")[0]
         if root in known or misplaced(path):
             return misplaced(path)
+        if root == "prices":
+            return "prices are of a study, a sweep or perfsim solve"
         place = cls.inside(path)
         return f"write {place}" if place else did_you_mean(root, known)
 

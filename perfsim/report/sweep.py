@@ -304,8 +304,8 @@ def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
     unit = text.TIME.of(point.prediction.wall_s for point in points)
     step = text.TIME.of([max((point.prediction.step_time_s for point in points), default=1.0)])
     counts = dict.fromkeys(("devices", "batch", "steps"), text.COUNT)
-    energy = {"energy": replace(text.FEW, name="kWh")}
-    return {**counts, **energy, "step": step, "MFU": text.WHOLE_SHARE, WALL: unit}
+    fixed = {"energy": replace(text.FEW, name="kWh"), "MFU": text.WHOLE_SHARE}
+    return {**counts, **fixed, "step": step, WALL: unit}
 
 
 # Time to the target and efficiency by number of devices, next to the ideal.

@@ -90,10 +90,8 @@ class _Trainer:
     """Schedules whose stages it divides layers, and micro-batches, without a rest."""
     on_cpu: Collection[str] | None = None
     """Optimizers whose states it keeps on the CPU; None: all."""
-    release: str = ""
-    """The release in whose settings a plan is written."""
-    first_with: Mapping[str, str] = field(default_factory=dict)
-    """By optimizer, a later release that is the first with it."""
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """The release in whose settings a plan is written, and by optimizer a later one that first has it."""
 
 
 _ALONE = {"pipeline": (1,)}
@@ -174,8 +172,7 @@ TRAINERS: Mapping[ToolName, _Trainer] = {
         ),
         no_experts_in=("fp16",),
         on_cpu=("adam", "adamw"),
-        release="Megatron-Core 0.15",
-        first_with={"muon": "Megatron-Core 0.16"},
+        releases={"": "Megatron-Core 0.15", "muon": "Megatron-Core 0.16"},
     ),
     "zero-bubble": _Trainer(
         "Megatron-LM with zero-bubble schedules",

@@ -23,6 +23,7 @@ from perfsim.network import nearest_link
 from perfsim.prediction.planner import refusal_of
 from perfsim.prediction.question import Asked, changes_by_root, misplaced, priced_part
 from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.perturbations import parse_perturbations
 from perfsim.specs.prices import PRICE_OF, PriceSpec
 from perfsim.strategies import strategy
 from perfsim.studies.batches import Target
@@ -76,8 +77,7 @@ class _StudyCatalog(Catalog):
 
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
-STUDY_ROOTS = ("batch", *SHARED, "prices")
-ROOTS = tuple(dict.fromkeys([*STUDY_ROOTS, *CandidateSpec.model_fields]))
+ROOTS = tuple(dict.fromkeys(["batch", *SHARED, "prices", *CandidateSpec.model_fields]))
 """What the paths of changes begin with."""
 RECIPE_BATCHES = ("recipe.global_batch_size", "recipe.batch_size_per_device")
 BATCH_PATHS = (*RECIPE_BATCHES, "batch_sizes", "batch")
@@ -269,6 +269,8 @@ class Changer:
         """The study with values that its candidates share replaced, whole descriptions first."""
         whole = {_study_path(path): value for path, value in changes.items() if "." not in path}
         inner = {_study_path(path): value for path, value in changes.items() if "." in path}
+        if isinstance(perturbed := whole.get("perturbations"), str):
+            whole["perturbations"] = parse_perturbations(perturbed)
         batch = {"batch_sizes": whole.pop("batch_sizes")} if "batch_sizes" in whole else {}
         of_recipe = not inner.keys().isdisjoint(RECIPE_BATCHES)
         if batch or of_recipe:

@@ -322,7 +322,7 @@ def test_all_errors_of_a_file_come_at_once_at_their_places(root: Path, catalog: 
         ("links/loop", "extends: loop\n", (1, 10), "extends this file in turn"),
         ("links/loop", "extends: [wire]\n", (1, 10), "the name of one other description"),
         ("models/odd", "extends: tiny\nnum_attention_heads: 5\n", (2, 1), "hidden_size 64 is not a multiple"),
-        ("models/odd", "extends: tiny\nnum_attention_heads: 5\n", (2, 1), "heads 5; nearest: 4"),
+        ("models/odd", "extends: tiny\nnum_attention_heads: 5\n", (2, 1), "heads 5; 4 divide it"),
     ],
 )
 def test_a_wrong_file_is_refused_at_its_place(

@@ -71,6 +71,8 @@ ASKING: dict[str, Callable[[dict[str, Any]], object]] = {
         ("question", {"cluster.scale": 2}, "cluster is not given"),
         ("question", {"recipe.runtime.attention": "flash"}, "write runtime.attention"),
         ("question", {"devices": None}, "devices is missing"),
+        ("question", {"prices.pue": 2}, "prices are of a study, a sweep or perfsim solve"),
+        ("study", {"perturb": "jitter=x"}, "'jitter=x': 'x' is not a number"),
         ("study", {"recip": 1}, "recip=1: `recip` cannot be changed"),
         ("study", {"recipe.precison": 1}, "did you mean `precision`"),
         ("study", {"system.nod": 3}, "system.nod: `nod` is not a field"),
@@ -94,12 +96,14 @@ def test_every_declared_field_of_a_study_has_a_place_in_it() -> None:
 def test_a_study_takes_the_paths_of_a_question() -> None:
     changes = {"recipe.precision": "fp16", "runtime.overlap_grad_reduce": False, "batch": 512, "devices": 16}
     changes |= {"system.node.nic.bandwidth": "100 Gb/s", "prices.machines.cs-2.device_hour": 9}
+    changes["perturb"] = "jitter=0.1"
     changed = changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
     questions = [point.question for point in changed.points]
     assert {question.recipe.precision for question in questions} == {"fp16"}
     assert not questions[0].job.runtime.overlap_grad_reduce
     assert questions[1].runtime is None, "wafers read none of the settings of a host"
     assert changed.batch_sizes == (512,)
+    assert changed.perturbations.jitter == 0.1
     assert [candidate.devices for candidate in changed.candidates] == [(16,), (16,)]
     gpus, wafers = (question.system for question in questions)
     assert gpus.node.nic.bandwidth == 12.5e9
