@@ -207,6 +207,21 @@ def test_dualpipev_idles_as_published(pipeline: int, microbatches: int) -> None:
     assert SCHEDULES["dualpipev"].bubble * 6 * (pipeline - 1) / 2 == pytest.approx(published)
 
 
+@given(st.integers(1, 9), st.integers(18, 30))
+def test_the_last_rank_of_dualpipev_joins_all_but_its_first_pair(pipeline: int, microbatches: int) -> None:
+    """Where its backward reads the forward before it (`dualpipev.py` of DualPipe)."""
+    for rank in range(pipeline):
+        order = SCHEDULES["dualpipev"].order(rank, pipeline, 2, microbatches)
+        pairs = [
+            (slot.joined, slot.chunk)
+            for slot, after in pairwise(order)
+            if (slot.which, after.which) == ("F", "B")
+        ]
+        first = [chunk for _, chunk in pairs].index(0)
+        assert pairs[first][0] is (rank < pipeline - 1)
+        assert all(joined for joined, _ in pairs[first + 1 :])
+
+
 @given(st.integers(2, 9), st.integers(9, 20))
 def test_half_and_a_third_of_the_memory_cost_the_published_bubbles(pipeline: int, microbatches: int) -> None:
     """Of m micro-batches p / 2 m and 2 p / 3 m of the step, with equal passes [2405.15362 table 1]."""

@@ -243,6 +243,15 @@ def test_the_time_is_start_up_hops_and_bytes(group: Group, levels: int) -> None:
     assert with_switches(120e9, 100e9).seconds("all_reduce", 1e6, group).total_s == pytest.approx(expected)
 
 
+def test_leaves_of_two_nodes_take_a_level_for_every_doubling() -> None:
+    pairs = DGX.fabric.with_(nodes_per_leaf=2, in_network={"bandwidth": 100e9, "latency": 5e-6})
+    hop_s = 2 * (DGX.node.nic.latency + DGX.fabric.switch_latency)
+    for levels in (1, 2, 3):
+        group = Group.even(8, 2**levels)
+        taken_s = CollectiveModel.of_node(DGX.node, pairs).seconds("all_reduce", 1e6, group).total_s
+        assert taken_s == pytest.approx(5e-6 + levels * hop_s + 1e6 / 100e9)
+
+
 def of_one_ring(protocol: Any = None, **changes: Any) -> CollectiveModel:
     network = network_of(protocols=PROTOCOLS[:1], **changes)
     nic = LinkSpec(name="nic", bandwidth=25e9, latency=2e-6, protocol=protocol, calibration=network)

@@ -95,15 +95,17 @@ def test_the_closed_form_of_layers_of_three_kinds_meets_their_simulation(mixture
     assert estimated == pytest.approx(mixture.step_time_s, rel=0.05)
 
 
-def test_layers_keep_what_their_kinds_keep() -> None:
-    def kept(model: TransformerConfig) -> float:
+def test_layers_keep_what_their_kinds_keep_and_two_of_the_largest_where_all_spill() -> None:
+    def kept(model: TransformerConfig, *, spill: bool = False) -> float:
         job = Job(model, toys.job().recipe, 4)
-        return Store(job, toys.wafer_cluster()).activations(StreamingLayout(micro_batch_size=4)).kept
+        layout = StreamingLayout(micro_batch_size=4, spill=spill)
+        return Store(job, toys.wafer_cluster()).activations(layout).kept
 
     dense = toys.model(num_layers=6)
     mixed = toys.model(num_layers=6, experts=EXPERTS)
     whole = toys.model(num_layers=6, experts=EXPERTS | {"first_dense_layers": 0})
     assert kept(mixed) == pytest.approx(kept(dense) / 3 + 2 * kept(whole) / 3)
+    assert kept(mixed, spill=True) == pytest.approx(2 / 6 * max(kept(dense), kept(whole)))
 
 
 def test_the_batch_that_hides_weights_grows_by_all_over_active_weights() -> None:
