@@ -204,9 +204,14 @@ def owner_of(study: StudySpec, candidate: CandidateSpec, path: str) -> tuple[Bas
     return (candidate if of_candidate(path) else study), _study_path(path)
 
 
-def suits(path: str, candidate: CandidateSpec) -> bool:
-    """Whether a candidate has the field at a path, and its machine reads it."""
+def suits(path: str, candidate: CandidateSpec, value: Any = None) -> bool:
+    """Whether a candidate has the field at a path, and its machine reads it, of a layout also this text."""
     system = candidate.system
+    if path == "layout" and isinstance(value, str):
+        try:
+            machine_of(system).parse_layout(value, candidate.devices[0])
+        except LayoutError:
+            return False
     root, _, inner = path.partition(".")
     if root == "system" and inner:
         return reached(system, inner)[0] == inner.count(".") + 1
@@ -360,11 +365,13 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
     whole = {path: inner.pop(path) for path in list(inner) if "." not in path}
     candidates = study.candidates
     for step in (whole, *({path: value} for path, value in inner.items())):
-        fitting = [{path: step[path] for path in step if suits(path, known)} for known in candidates]
-        if not any(fitting):  # each of them says why
-            fitting = [step] * len(candidates)
+        fitting = [
+            {path: value for path, value in step.items() if suits(path, known, value)} for known in candidates
+        ]
+        # Each of them says why it takes none of these.
+        nowhere = {path: step[path] for path in step if not any(path in own for own in fitting)}
         pairs = zip(candidates, fitting, strict=True)
-        candidates = tuple(changer.candidate(changed, known, own) for known, own in pairs)
+        candidates = tuple(changer.candidate(changed, known, nowhere | own) for known, own in pairs)
     return changed.model_copy(update={"candidates": candidates})
 
 

@@ -96,7 +96,7 @@ def test_every_declared_field_of_a_study_has_a_place_in_it() -> None:
 def test_a_study_takes_the_paths_of_a_question() -> None:
     changes = {"recipe.precision": "fp16", "runtime.overlap_grad_reduce": False, "batch": 512, "devices": 16}
     changes |= {"system.node.nic.bandwidth": "100 Gb/s", "prices.machines.cs-2.device_hour": 9}
-    changes["perturb"] = "jitter=0.1"
+    changes |= {"perturb": "jitter=0.1", "layout": "tp=8,dp=2,mbs=1"}
     changed = changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
     questions = [point.question for point in changed.points]
     assert {question.recipe.precision for question in questions} == {"fp16"}
@@ -104,6 +104,7 @@ def test_a_study_takes_the_paths_of_a_question() -> None:
     assert questions[1].runtime is None, "wafers read none of the settings of a host"
     assert changed.batch_sizes == (512,)
     assert changed.perturbations.jitter == 0.1
+    assert [candidate.layout for candidate in changed.candidates] == ["tp=8,dp=2,mbs=1", None]
     assert [candidate.devices for candidate in changed.candidates] == [(16,), (16,)]
     gpus, wafers = (question.system for question in questions)
     assert gpus.node.nic.bandwidth == 12.5e9
