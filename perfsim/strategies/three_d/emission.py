@@ -362,8 +362,7 @@ class StepWriter:
         """Update the parameters of every rank with clipped gradients, and all-gather them under ZeRO."""
         norm = self._norm(gradients)
         for replicas, reduced in zip(self.stages.replicas, gradients, strict=True):
-            compute = compute_stream(replicas.device)
-            updated = self.builder.task(replicas.optimizer_work(), compute, [*reduced, *norm]).tensor
+            updated = self._updated(replicas, [*reduced, *norm], final)
             if self.gathers_ahead:
                 if not final:  # the next step's gathers wait for the update
                     self.builder.task(WAIT, replicas.stream, [updated])
@@ -372,6 +371,10 @@ class StepWriter:
                 for gather in gathers:
                     updated = self.builder.task(gather, replicas.stream, [updated]).tensor
                 if gathers and not final:  # the next step's kernels wait for the parameters
-                    self.builder.task(WAIT, compute, [updated])
+                    self.builder.task(WAIT, compute_stream(replicas.device), [updated])
             if self.sharded and not final:  # the next step's gathers wait too
                 self.builder.task(WAIT, replicas.stream, [updated])
+
+    def _updated(self, replicas: Replicas, reads: Sequence[int], _final: bool, /) -> int:
+        """Write the update of a rank, of the last step or an earlier one; the tensor of its parameters."""
+        return self.builder.task(replicas.optimizer_work(), compute_stream(replicas.device), reads).tensor

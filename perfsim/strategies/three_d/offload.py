@@ -1,6 +1,7 @@
 """Offload of optimizer and parameters to the host (ZeRO-Offload [2101.06840], ZeRO-Infinity [2104.07857]).
 
-It rewrites the graph of a plan without offload:
+The update on the host is written in place of one on the device, and copies inside passes are added to the
+graph of a plan without them:
 
 - The optimizer's states are in the host's memory or on drives, and the CPU updates them. Where ZeRO shards
   gradients (2, 3), each leaves the device as soon as it is reduced, and two more may be on the device. Else
@@ -14,19 +15,19 @@ It rewrites the graph of a plan without offload:
 Copies have a stream for each direction, and the CPU has one for the rank's updates.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.costs.gpu import LOADS, STORE
+from perfsim.costs.gpu import LOADS, STORE, UPDATES
 from perfsim.costs.memory import stage_parameters, state_bytes
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Recipe
 from perfsim.strategies.three_d.closed_form import Priced
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, LOCAL_NORM, SHARDED, WAIT
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, LOCAL_NORM, SHARDED, WAIT, Replicas
 from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
 from perfsim.strategies.three_d.layers import slice_of
 from perfsim.strategies.three_d.memory import rank_bytes
@@ -43,19 +44,20 @@ from perfsim.work import (
     TensorClass,
     Work,
 )
-from perfsim.work.graph import computes
+from perfsim.work.graph import compute_stream, computes
 from perfsim.work.kernels import elementwise
 from perfsim.work.repeat import repeated
 
 ACTIVATIONS = "offload.activations"
 SAVED = "saved"
 """The copies of activations, and the class of tensors that a layer keeps."""
-REPEATS = ((2, 4), (3, 4), (2, 8))
-"""After how many micro-batches orders repeat and from which on, over the pipeline's ranks; tried in turn."""
+REPEATS_FROM = 4
+PERIOD = 2
+"""The micro-batch from which on the order of a single rank repeats, and after how many it does."""
 LEAST_REPEATED = 4
 """Fewer repetitions are written task by task."""
-COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward", "head.backward", "head.wgrad")
-"""The last operation that adds to the gradients of a block."""
+COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward")
+"""The last operation that adds to the gradients of a block; embedding and LM head are on one rank."""
 
 
 @dataclass(frozen=True)
@@ -93,48 +95,69 @@ def _copy(name: str, kind: Kind, op: str, n_bytes: float, made: str = "copied") 
     return Work(name, kind, op, "offload", comm_bytes=n_bytes, writes=writes)
 
 
-@dataclass
-class _Device:
-    """What was written for a device so far."""
-
-    name: str
-    blocks: dict[int, None] = field(default_factory=dict)
-    """Blocks that it computed, in order."""
-    stores: list[tuple[int, int]] = field(default_factory=list)
-    """Task and tensor of each copy of gradients."""
-    freed: list[int] = field(default_factory=list)
-    """For each copy of parameters the task that frees a buffer for a later one; -1: none."""
-    computed: int = -1
-    left: list[int] = field(default_factory=list)
-    """Tasks that copied activations to the host."""
-    returned: int = -1
-    """The latest task that computed before the latest copy of activations was written."""
-    loaded: tuple[int, bool, int] = (0, False, -1)
-    """Block, direction and micro-batch of the latest copy of parameters that a single rank made."""
+def _leaves(layout: ParallelLayout) -> bool:
+    """Whether gradients leave the device as they are made."""
+    return layout.offload_optimizer != "none" and layout.zero_stage >= GRADIENTS_SHARDED
 
 
 def emit_offloaded(plan: ThreeDPlan, builder: GraphBuilder) -> None:
-    """Write a plan with offload from its graph without."""
+    """Write a plan with offload; layouts with copies inside passes have no pipeline."""
+    layout = plan.layout
+    if not _leaves(layout) and layout.offload_param == layout.offload_activations == "none":
+        _HostedWriter(plan, builder).write()
+        return
     whole = _resident(plan)
     builder.take(_by_repetition(plan, whole) or _rewritten(plan, whole))
 
 
 def _resident(plan: ThreeDPlan) -> TaskGraph:
-    """The graph of a plan without its offload."""
+    """The graph of a plan without the copies inside passes."""
     builder = GraphBuilder()
-    StepWriter(plan, builder).write()
+    writer = StepWriter if plan.layout.offload_optimizer == "none" else _HostedWriter
+    writer(plan, builder).write()
     return builder.build()
 
 
+class _HostedWriter(StepWriter):
+    """Writes a plan whose optimizer is on the host."""
+
+    def _updated(self, replicas: Replicas, reads: Sequence[int], final: bool, /) -> int:
+        """Copies of gradients, updates and copies of parameters, piece by piece, in place of an update."""
+        layout = self.plan.layout
+        works = _HostWorks(self.plan.job.recipe, layout)
+        device = replicas.device
+        compute = compute_stream(device)
+        own = [stage for stage in self.stages.virtual if stage.group.device == device]
+        pieces = [EMBEDDING_AND_HEAD] if any(stage.first or stage.last for stage in own) else []
+        for stage in own:
+            pieces += range(stage.first_layer, stage.first_layer + stage.num_layers)
+        peers = layout.tensor * (layout.shards if layout.zero_stage else 1)
+        if peers * layout.pipeline == 1:  # the update has the norm of its gradients, which pieces need
+            reads = [*reads, self.builder.task(LOCAL_NORM, compute, reads).tensor]
+        updated = reads[-1]
+        for block in pieces:
+            share = replicas.updated / len(pieces)
+            inputs = reads
+            if not _leaves(layout):
+                stored = self.builder.task(works.store(share), f"{device}/d2h", reads, block=block).tensor
+                inputs = [*reads, stored]
+            updated = self.builder.task(works.update(share), f"{device}/cpu", inputs, block=block).tensor
+            if layout.offload_param == "none":
+                updated = self.builder.task(works.load(share), f"{device}/h2d", [updated], block=block).tensor
+        if not final:  # the next step waits for its parameters
+            for stream in (compute, f"{device}/h2d"):
+                self.builder.task(WAIT, stream, [updated])
+        return updated
+
+
 def _rewritten(plan: ThreeDPlan, graph: TaskGraph) -> TaskGraph:
-    """A graph with the tasks of offload added, task by task."""
+    """A graph with the copies inside passes added, task by task."""
     builder = GraphBuilder()
     builder.fold(graph.width)
     rewriter = _Rewriter(plan, builder)
-    ends = graph.step_ends
     for task in graph.tasks():
-        rewriter.write(task, final=len(ends) == 1 or task.id >= ends[-2])
-        if task.id + 1 in ends:
+        rewriter.write(task)
+        if task.id + 1 in graph.step_ends:
             builder.end_step()
     return builder.build()
 
@@ -146,18 +169,15 @@ def _by_repetition(plan: ThreeDPlan, whole: TaskGraph) -> TaskGraph | None:
     repeated, and a rewritten graph with one more run repeated is the rewritten graph of more. What offload
     adds to a task depends on the latest tasks alone, so further runs add the same.
     """
-    for period, begin in REPEATS:
-        run = period * plan.layout.pipeline
-        times, rest = divmod(plan.num_microbatches - begin * plan.layout.pipeline, run)
-        if times < LEAST_REPEATED:
-            break
-        fewer = begin * plan.layout.pipeline + rest
-        few = [replace(plan, num_microbatches=fewer + more * run) for more in range(3)]
-        graphs = list(map(_resident, few))
-        if _alike(repeated(graphs[0], graphs[1], times), whole):
-            short, longer, longest = map(_rewritten, few, graphs)
-            return repeated(short, longer, times) if _alike(repeated(short, longer, 2), longest) else None
-    return None
+    times, rest = divmod(plan.num_microbatches - REPEATS_FROM, PERIOD)
+    if times < LEAST_REPEATED:
+        return None
+    few = [replace(plan, num_microbatches=REPEATS_FROM + rest + more * PERIOD) for more in range(3)]
+    graphs = list(map(_resident, few))
+    if not _alike(repeated(graphs[0], graphs[1], times), whole):
+        return None
+    short, longer, longest = map(_rewritten, few, graphs)
+    return repeated(short, longer, times) if _alike(repeated(short, longer, 2), longest) else None
 
 
 def _alike(made: TaskGraph | None, graph: TaskGraph) -> bool:
@@ -165,89 +185,95 @@ def _alike(made: TaskGraph | None, graph: TaskGraph) -> bool:
 
 
 class _Rewriter:
-    """Copies a graph task by task, with the tasks of offload added."""
+    """Copies the graph of a single rank task by task, with the copies of offload added."""
 
     def __init__(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
         layout = plan.layout
-        self.plan = plan
+        self.recipe = plan.job.recipe
         self.builder = builder
         self.layout = layout
-        self.works = _HostWorks(plan.job.recipe, layout)
+        self.works = _HostWorks(self.recipe, layout)
+        self.part = slice_of(plan.job, layout)
         self.alone = layout.replicas == 1
-        self.leaves = layout.offload_optimizer != "none" and layout.zero_stage >= GRADIENTS_SHARDED
-        """Whether gradients leave the device as they are made."""
-        self.devices: dict[str, _Device] = {}
-        self.kept: dict[int, tuple[int, float]] = {}
-        """Activations on the host, by their tensor in the graph without offload: the copy, and its bytes."""
+        self.leaves = _leaves(layout)
         self.tasks: list[int] = []
         self.tensors: list[int] = []
-        self.part = slice_of(plan.job, layout)
+        """What stands for each task and tensor of the graph without copies."""
+        self.computed = -1
+        """The latest task that computed in a pass."""
+        self.stores: list[tuple[int, int]] = []
+        """Task and tensor of each copy of gradients."""
+        self.freed: list[int] = []
+        """For each copy of parameters the task that frees a buffer for a later one; -1: none."""
+        self.loaded = (0, False, -1)
+        """Block, direction and micro-batch of the latest copy of parameters that a lone rank made."""
+        self.left: list[int] = []
+        """Tasks that copied activations to the host."""
+        self.kept: dict[int, tuple[int, float]] = {}
+        """Activations on the host, by their tensor in the graph without copies: the copy, and its bytes."""
+        self.returned = -1
+        """The latest task that computed before the latest copy of activations was written."""
 
-    def write(self, task: Task, *, final: bool) -> None:
-        """Write a task of the graph without offload; `final` is the last step."""
-        name = task.stream.partition("/")[0]
-        device = self.devices.setdefault(name, _Device(name))
-        reads = [self.tensors[read] for read in task.reads]
+    def write(self, task: Task) -> None:
+        """Write a task of the graph without copies."""
         after = [self.tasks[before] for before in task.after]
-        if task.work.op == "optimizer" and self.layout.offload_optimizer != "none":
-            self._update(task, device, reads, after, final=final)
-            return
         saved: dict[int, float] = {}
         if self.layout.offload_activations != "none":
-            self._return(task, device)
-            reads = [self.tensors[read] for read in task.reads]
+            self._return(task)
             written = zip(task.writes, task.work.writes, strict=True)
             saved = {old: made.n_bytes for old, made in written if made.name == SAVED and made.n_bytes > 0.0}
-            if saved and len(device.left) >= IN_FLIGHT:
-                after.append(device.left[-IN_FLIGHT])
+            if saved and len(self.left) >= IN_FLIGHT:
+                after.append(self.left[-IN_FLIGHT])
+        reads = [self.tensors[read] for read in task.reads]
         if self.layout.offload_param != "none":
-            reads += self._loads(task, device, after)
-        made = self.leaves and self._completes(task, device)
-        if made and len(device.stores) >= IN_FLIGHT:
-            after.append(device.stores[-IN_FLIGHT][0])
-        handles = self._task(task.work, task.stream, reads, after, task)
-        self.tasks.append(handles[0])
-        self.tensors += range(handles[1], handles[1] + len(task.writes))
-        if computes(task.stream):
-            device.computed = handles[0]
-            if task.work.op.endswith(".forward"):
-                device.blocks[task.block] = None
+            reads += self._loads(task, after)
+        if self.stores and task.work.op in (LOCAL_NORM.op, *UPDATES):
+            reads.append(self.stores[-1][1])
+        made = self.leaves and self._completes(task)
+        if made and len(self.stores) >= IN_FLIGHT:
+            after.append(self.stores[-IN_FLIGHT][0])
+        handles = self.builder.task(task.work, task.stream, reads, after, tag=task.tag, block=task.block)
+        self.tasks.append(handles.id)
+        self.tensors += range(handles.tensor, handles.tensor + len(task.writes))
+        if computes(task.stream) and task.work not in (LOCAL_NORM, WAIT):
+            self.computed = handles.id
         for old, n_bytes in saved.items():  # what a layer keeps leaves
             work = _copy(ACTIVATIONS, Kind.MEM_STORE, STORE, n_bytes)
-            copied = self._task(work, f"{name}/d2h", [self.tensors[old]], [], task)
-            device.left.append(copied[0])
+            copied = self._copied(work, "d2h", [self.tensors[old]], [], task)
+            self.left.append(copied[0])
             self.kept[old] = copied[1], n_bytes
         if made:
             if self.alone:
-                parameters = self._parameters(task.block, last=HEAD in device.blocks)
+                parameters = self._parameters(task.block, last=True)
             else:
                 shards = self.layout.shards if task.work.op == "reduce_scatter" else 1
-                parameters = task.work.comm_bytes / state_bytes(self.plan.job.recipe).reduced / shards
+                parameters = task.work.comm_bytes / state_bytes(self.recipe).reduced / shards
             store = self.works.store(parameters)
-            device.stores.append(self._task(store, f"{name}/d2h", [handles[1]], [], task))
+            self.stores.append(self._copied(store, "d2h", [handles.tensor], [], task))
             if not self.alone:  # who reads reduced gradients reads the copy
-                self.tasks[-1], self.tensors[-1] = device.stores[-1]
+                self.tasks[-1], self.tensors[-1] = self.stores[-1]
 
-    def _task(
-        self, work: Work, stream: str, reads: list[int], after: list[int], like: Task
+    def _copied(
+        self, work: Work, lane: str, reads: list[int], after: list[int], beside: Task
     ) -> tuple[int, int]:
-        return self.builder.task(work, stream, reads, after, tag=like.tag, block=like.block)
+        """Write a copy that a task makes necessary."""
+        stream = f"{beside.stream.partition('/')[0]}/{lane}"
+        return self.builder.task(work, stream, reads, after, tag=beside.tag, block=beside.block)
 
-    def _return(self, task: Task, device: _Device) -> None:
+    def _return(self, task: Task) -> None:
         """Copy activations back that a task is the first to read."""
         for old in task.reads:
-            if old in self.kept and task.work.category != "offload":
+            if old in self.kept:
                 copied, n_bytes = self.kept.pop(old)
                 work = _copy(ACTIVATIONS, Kind.MEM_LOAD, LOADS[0], n_bytes, SAVED)
-                freed = [device.returned] if device.returned >= 0 else []
-                self.tensors[old] = self._task(work, f"{device.name}/h2d", [copied], freed, task)[1]
-                device.returned = device.computed
+                freed = [self.returned] if self.returned >= 0 else []
+                self.tensors[old] = self._copied(work, "h2d", [copied], freed, task)[1]
+                self.returned = self.computed
 
-    def _completes(self, task: Task, device: _Device) -> bool:
+    def _completes(self, task: Task) -> bool:
         """Whether a task makes gradients that leave: a reduction, or a lone rank's last pass over a block."""
         if self.alone:
-            tied = task.block == HEAD and EMBEDDING in device.blocks
-            return task.work.op in COMPLETES and not tied
+            return task.work.op in COMPLETES
         reduces = task.work.op != "all_gather" and task.work.name != LOCAL_NORM.name
         sums = task.work.category == "data_communication" and reduces
         # Shards of a group of replicas are still to be summed over groups.
@@ -255,61 +281,33 @@ class _Rewriter:
         return sums and not summed_on
 
     def _parameters(self, block: int, *, last: bool) -> float:
-        """Parameters of a layer, or of embedding and LM head on a rank."""
+        """Parameters of a layer, or of embedding and LM head."""
         if block >= 0:
             return stage_parameters(self.part, 1, first=False, last=False)
         return stage_parameters(self.part, 0, first=block != HEAD, last=last or block == HEAD)
 
-    def _loads(self, task: Task, device: _Device, after: list[int]) -> list[int]:
+    def _loads(self, task: Task, after: list[int]) -> list[int]:
         """The copy of parameters that a task needs, if it is the first to need them."""
         if self.alone:
             forward = task.work.op.endswith(".forward")
             needs = forward or task.work.category in ("backward", "recompute")
             needs = needs and task.block != WHOLE_DEVICE
             key = (task.block, forward, task.tag)
-            if not needs or key == device.loaded or (task.block == EMBEDDING and not forward):
+            if not needs or key == self.loaded or (task.block == EMBEDDING and not forward):
                 return []
-            device.loaded = key
+            self.loaded = key
             parameters = self._parameters(task.block, last=False)
-            before = device.freed[-1:]
+            before = self.freed[-1:]
         else:
             if task.work.op != "all_gather" or task.work.category != "data_communication":
                 return []
-            parameters = task.work.comm_bytes / self.plan.job.recipe.element_bytes / self.layout.shards
-            before = after + ([device.freed[-IN_FLIGHT]] if len(device.freed) >= IN_FLIGHT else [])
+            parameters = task.work.comm_bytes / self.recipe.element_bytes / self.layout.shards
+            before = after + ([self.freed[-IN_FLIGHT]] if len(self.freed) >= IN_FLIGHT else [])
         known = [earlier for earlier in before if earlier >= 0]
-        loaded = self._task(self.works.load(parameters), f"{device.name}/h2d", [], known, task)
+        loaded = self._copied(self.works.load(parameters), "h2d", [], known, task)
         # The end of the block before frees its buffer, or the gather that is written next.
-        device.freed.append(device.computed if self.alone else loaded[0] + 1)
+        self.freed.append(self.computed if self.alone else loaded[0] + 1)
         return [loaded[1]]
-
-    def _update(
-        self, task: Task, device: _Device, reads: list[int], after: list[int], *, final: bool
-    ) -> None:
-        """Copies of gradients, updates and copies of parameters, piece by piece, in place of an update."""
-        layers = [block for block in device.blocks if block >= 0]
-        pieces = [*([EMBEDDING_AND_HEAD] if len(layers) < len(device.blocks) else []), *layers]
-        share = task.work.writes[0].n_bytes / self.plan.job.recipe.element_bytes / len(pieces)
-        if self.leaves and device.stores:
-            reads = [*reads, device.stores[-1][1]]
-        peers = self.layout.tensor * (self.layout.shards if self.layout.zero_stage else 1)
-        if peers * self.layout.pipeline == 1:  # the update has the norm of its gradients, which pieces need
-            reads = [*reads, self._task(LOCAL_NORM, task.stream, reads, after, task)[1]]
-        handles = (-1, -1)
-        for block in pieces:
-            piece = task._replace(block=block)
-            inputs = reads
-            if not self.leaves:
-                store = self.works.store(share)
-                inputs = [*reads, self._task(store, f"{device.name}/d2h", reads, after, piece)[1]]
-            handles = self._task(self.works.update(share), f"{device.name}/cpu", inputs, after, piece)
-            if self.layout.offload_param == "none":
-                handles = self._task(self.works.load(share), f"{device.name}/h2d", [handles[1]], [], piece)
-        self.tasks.append(handles[0])
-        self.tensors += [handles[1]] * len(task.writes)
-        if not final:  # the next step waits for its parameters
-            for stream in (task.stream, f"{device.name}/h2d"):
-                self._task(WAIT, stream, [handles[1]], [], task)
 
 
 MANY = 1e9

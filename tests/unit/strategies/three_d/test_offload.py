@@ -190,15 +190,22 @@ def test_offload_is_not_compute_and_its_remedies_do_not_ask_for_what_is_there() 
     assert "ZeRO 1" not in answer.why.remedy
 
 
+def test_a_rank_without_a_block_updates_nothing_on_its_host() -> None:
+    layout = replace(CPU, pipeline=3, layers_per_stage=(4, 0, 4))
+    trace, estimate = run(toys.job(8, num_layers=8), layout, system())
+    updates = Counter(task.stream for task in trace.graph.tasks() if task.work.op == "host.update")
+    assert updates == {"gpu0/cpu": 5, "gpu2/cpu": 5}
+    assert estimate == pytest.approx(trace.step_time_s, rel=0.2)
+
+
 @pytest.mark.parametrize(
     "layout",
     [
-        replace(CPU, pipeline=2),
-        replace(CPU, pipeline=2, virtual_pipeline=2, schedule="interleaved"),
-        replace(CPU, pipeline=2, virtual_pipeline=2, schedule="zbv"),
+        replace(CPU, zero_stage=2),
         replace(CPU, zero_stage=2, data=2),
         replace(INFINITY, data=2),
         replace(ACTIVATIONS, tensor=2),
+        replace(ACTIVATIONS, virtual_pipeline=2, schedule="v-half"),
     ],
 )
 def test_many_micro_batches_repeat_few(layout: ParallelLayout, monkeypatch: pytest.MonkeyPatch) -> None:
