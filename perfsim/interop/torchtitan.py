@@ -79,14 +79,11 @@ def _modules(chosen: Chosen) -> list[list[str]] | None:
     return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output", "lm_head"]]
 
 
-def _async(chosen: Chosen) -> bool:
-    return bool(chosen.job.runtime.overlap_tensor and chosen.layout.tensor > 1)
-
-
 def _compiled(chosen: Chosen) -> list[str]:
     """What is compiled: the loss where it is fused, and the model with it or for async tensor parallelism."""
     loss = ["loss"] if chosen.job.runtime.fused_cross_entropy else []
-    return ["model", *loss] if loss or _async(chosen) else []
+    is_async = chosen.job.runtime.overlap_tensor and chosen.layout.tensor > 1
+    return ["model", *loss] if loss or is_async else []
 
 
 def _fused_loss(settings: Settings) -> bool:

@@ -1,7 +1,7 @@
 """A shortlist of layouts: its table, its notes, its lines on a terminal, its page and its JSON document."""
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def _plan_table(planned: Planned) -> Table:
     def layout(entry: Entry) -> str:
         if entry is planned.best:
             return text.layout_short(entry.layout)
-        return text.layout_settings(entry.differs) or "the same settings"
+        return ", ".join(starmap(text.layout_setting, entry.differs.items())) or "the same settings"
 
     def time(entry: Entry) -> Cell | None:
         return Cell(entry.time.time_s, entry.time.band_s) if entry.time else None

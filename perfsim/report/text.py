@@ -200,16 +200,12 @@ def layout_long(layout: Mapping[str, Any]) -> str:
     for name, value in layout.items():
         usual = value in (None, False, 0, "", "none") or (name, value) == ("recompute_every", 1)
         if name not in _SHORT and not usual:
-            words.append(_setting(name, value).removesuffix(" yes"))
+            words.append(layout_setting(name, value).removesuffix(" yes"))
     return ", ".join(filter(None, words))
 
 
-def layout_settings(settings: Mapping[str, Any]) -> str:
-    """Each setting with its value, whether it is switched on or off: `tp4, schedule 1f1b, zero stage 0`."""
-    return ", ".join(_setting(name, value) for name, value in settings.items())
-
-
-def _setting(name: str, value: Any) -> str:
+def layout_setting(name: str, value: Any) -> str:
+    """A setting with its value, whether it is switched on or off: `tp4`, `zero stage 0`."""
     if name in _SHORT:
         return f"{_SHORT[name]}{value}"
     named = value is None or isinstance(value, bool)
