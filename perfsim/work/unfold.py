@@ -12,7 +12,7 @@ from every class, and every class reads from them.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -105,50 +105,18 @@ def _numbered(colours: Sequence[Hashable]) -> Ids:
     return np.array([numbers.setdefault(colour, len(numbers)) for colour in colours], dtype=np.int32)
 
 
-@dataclass(frozen=True)
 class Unfolded:
-    """An unfolded graph and its mapping to the folded one."""
+    """An unfolded graph and its mapping to the folded one.
 
-    graph: TaskGraph
-    task: Ids
-    """The folded task that each task is an instance of."""
-    rank: Ids
-    """The (first) rank that runs each task; -1 on a shared stream."""
-    first: Ints
-    """The first instance of each folded task."""
-    row: Ints
-    """The row of `instance` for each folded task."""
-    instance: Ints
-    """Number of the instance, among the instances of its folded task, for a class of peers: (row, class)."""
-    classes: Ids
-    """Class of each peer, by offset."""
-
-    def of_peer(self, offset: int) -> Ints:
-        """The instance of each folded task for the peer at this offset."""
-        return np.asarray(self.first + self.instance[self.row, self.classes[offset]])
-
-
-def unfold(graph: TaskGraph, classes: Ids | None = None) -> Unfolded:
-    """`graph` with a device for every class of peers, by default for every rank.
-
-    `classes` has one entry per peer, as from `peer_classes`. Raises GraphError for a graph that is not
-    folded.
-    """
-    width = graph.width
-    classes = np.arange(width, dtype=np.int32) if classes is None else np.asarray(classes, dtype=np.int32)
-    return _Unfolding(graph, classes).result()
-
-
-class _Unfolding:
-    """One unfolding. Tables have one row per meeting; the last row is for shared streams.
-
-    `members[m]` lists the classes in every instance of meeting m; `instance[m, k]` is the instance that class
-    k is in, `slot[m, k]` its place there.
+    Tables have one row per meeting; the last row is for shared streams. `members[m]` lists the classes in
+    every instance of meeting m; `instance[m, k]` is the instance that class k is in, `slot[m, k]` its place
+    there.
     """
 
     def __init__(self, graph: TaskGraph, classes: Ids) -> None:
-        self.graph = graph
+        self.folded = graph
         self.classes = classes
+        """Class of each peer, by offset."""
         # `offset` is the first peer of each class: its ranks name the devices of the new graph.
         numbers, self.offset, self.size = np.unique(classes, return_index=True, return_counts=True)
         self.meetings = _meetings_of(graph)
@@ -174,45 +142,49 @@ class _Unfolding:
         counts = np.array([len(instances) for instances in self.members])[self.row]
         self.first = offsets(counts)
         """The first instance of each folded task, and the end of the last."""
-        # The folded task of each instance, the number of the instance among that task's, and its row.
-        self.task = np.repeat(np.arange(len(graph)), counts)
+        self.task = np.repeat(np.arange(len(graph), dtype=np.int32), counts)
+        """The folded task that each task is an instance of."""
         self.local = np.arange(len(self.task)) - self.first[self.task]
+        """Number of each instance among those of its folded task."""
         of_instance = self.row[self.task]
         ranks = graph.stream_ranks[graph.stream[self.task]] + first_offset[of_instance, self.local]
         self.rank = np.where(of_instance == self.shared, -1, ranks).astype(np.int32)
+        """The (first) rank that runs each task; -1 on a shared stream."""
         # A collective writes its tensors once for each member, in order.
         self.num_writes = np.diff(graph.first_write).astype(np.int64)
         copies = np.where(of_instance == self.shared, 1, self.num_members[of_instance, self.local])
         self.first_write = offsets(self.num_writes[self.task] * copies)
+        self.graph = self._written()
 
-    def at(self, tasks: Ints | Ids, peer: int) -> Ints:
-        """The instances of folded tasks for one class of peers."""
-        return np.asarray(self.first[tasks] + self.instance[self.row[tasks], peer])
-
-    def result(self) -> Unfolded:
-        graph = self.graph
-        task = self.task
+    def _written(self) -> TaskGraph:
+        graph = self.folded
         works, work = self._works()
         names, stands_for, stream = self._streams()
-        unfolded = TaskGraph(
+        return TaskGraph(
             works=works,
             streams=names,
             work=work,
-            stream=stream[graph.stream[task], self.row[task], self.local],
-            tag=graph.tag[task],
-            block=graph.block[task],
+            stream=stream[graph.stream[self.task], self.row[self.task], self.local],
+            tag=graph.tag[self.task],
+            block=graph.block[self.task],
             reads=self._reads(),
             after=self._after(),
             first_write=self.first_write.astype(np.int32),
             step_ends=tuple(int(self.first[end]) for end in graph.step_ends),
             stands_for=stands_for,
         )
-        columns = (task.astype(np.int32), self.rank, self.first[:-1], self.row, self.instance, self.classes)
-        return Unfolded(unfolded, *columns)
+
+    def of_peer(self, offset: int) -> Ints:
+        """The instance of each folded task for the peer at this offset."""
+        return self.at(np.arange(len(self.folded)), int(self.classes[offset]))
+
+    def at(self, tasks: Ints | Ids, peer: int) -> Ints:
+        """The instances of folded tasks for one class of peers."""
+        return np.asarray(self.first[tasks] + self.instance[self.row[tasks], peer])
 
     def _works(self) -> tuple[tuple[Work, ...], Ids]:
         """The works of all instances, which differ where they have ranks in them, and the work of each."""
-        graph = self.graph
+        graph = self.folded
         row_of_work = np.zeros(len(graph.works), dtype=np.int64)
         row_of_work[graph.work] = self.row
         alone = set(np.unique(graph.work[self.row == self.shared]).tolist())
@@ -237,7 +209,7 @@ class _Unfolding:
 
     def _streams(self) -> tuple[tuple[str, ...], tuple[int, ...], Ids]:
         """Streams of the new graph, the ranks each stands for, and their ids by (stream, row, instance)."""
-        graph = self.graph
+        graph = self.folded
         number = np.full((len(graph.streams), *self.num_members.shape), -1, dtype=np.int32)
         ids: dict[tuple[int, tuple[int, ...]], int] = {}
         names = []
@@ -261,9 +233,9 @@ class _Unfolding:
 
     def _reads(self) -> Ragged:
         """Tensors that each instance reads: the tensors of the folded task, once for every member."""
-        reads = self.graph.reads
+        reads = self.folded.reads
         reader = reads.row_of_value
-        writer = self.graph.writer[reads.values]
+        writer = self.folded.writer[reads.values]
         row = self.row[reader]
         # A read has one value per member of the reading instance, but only one if its writer is shared.
         single = self.row[writer] == self.shared
@@ -275,7 +247,7 @@ class _Unfolding:
         length = counts[0, task] * self.num_members[self.row[task], self.local] + counts[1, task]
         start = offsets(length)
         values = np.empty(int(start[-1]), dtype=np.int32)
-        position = reads.values - self.graph.first_write[writer]
+        position = reads.values - self.folded.first_write[writer]
         for peer in range(len(self.size)):
             members = self.num_members[row, self.instance[row, peer]]
             where = start[self.at(reader, peer)] + before[0] * members + before[1]
@@ -287,8 +259,8 @@ class _Unfolding:
 
     def _after(self) -> Ragged:
         """Control dependencies of every member, and program order, which may go to another stream."""
-        after = self.graph.after
-        previous = self.graph.stream_predecessor
+        after = self.folded.after
+        previous = self.folded.stream_predecessor
         follows = np.flatnonzero((previous >= 0) & (self.row[previous] != self.row))
         # Where program order does not, the graph leaves the dependency out again.
         pairs = []
@@ -298,3 +270,14 @@ class _Unfolding:
                 pairs.append((self.at(follows, peer), self.at(previous[follows], peer)))
         instance, values = (np.concatenate(column) for column in zip(*pairs, strict=True))
         return Ragged.grouped(values, instance, len(self.task))
+
+
+def unfold(graph: TaskGraph, classes: Ids | None = None) -> Unfolded:
+    """`graph` with a device for every class of peers, by default for every rank.
+
+    `classes` has one entry per peer, as from `peer_classes`. Raises GraphError for a graph that is not
+    folded.
+    """
+    width = graph.width
+    classes = np.arange(width, dtype=np.int32) if classes is None else np.asarray(classes, dtype=np.int32)
+    return Unfolded(graph, classes)
