@@ -274,7 +274,19 @@ def in_flight(
     return held_at_peak(order, dict(enumerate(layers)))
 
 
-# Without a split backward: GPipe, 1F1B and interleaved 1F1B.
+# GPipe, 1F1B, and what is made of it.
+#
+# Forwards that are joined to backwards: while rows of one travel to experts, the other computes. Megatron-Core
+# does so under 1F1B without a pipeline and under interleaved 1F1B, with one more forward before the first
+# backward, so that no backward of a pair waits for its forward on another rank
+# (`megatron/core/pipeline_parallel/combined_1f1b.py`).
+#
+# Zero bubble with one chunk per rank, ZB-H1 (`zb1p`) and ZB-H2 (`zb2p`) [2401.10241 section 2]: with `ahead`
+# 1 every stage holds p micro-batches, as the first stage under 1F1B. With `ahead` 2 it holds 2 p - 1, the
+# first backward arrives when the forwards are done, and no stage idles between its first and last slot. At
+# the end, the delayed W passes fill the drain phase of 1F1B. A stage starts and ends later than the previous
+# stage, which costs nothing where the optimizer does not wait for other stages (section 4: validation after
+# the update).
 
 
 def _gpipe(rank: int, _pipeline: int, _virtual: int, microbatches: int) -> RankOrder:
@@ -283,22 +295,23 @@ def _gpipe(rank: int, _pipeline: int, _virtual: int, microbatches: int) -> RankO
     return [Slot(which, rank, 0, number) for which in passes for number in range(microbatches)]
 
 
-def _one_f_one_b(rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
-    """Rank i runs p - i - 1 warm-up forwards, then alternates [1806.03377, 2104.04473]; it holds p - i."""
-    return _alternating(rank, microbatches, pipeline - rank - 1)
-
-
-def _alternating(
-    rank: int, microbatches: int, warm_up: int, delay: int | None = None, *, joined: bool = False
+def _one_chunk(
+    ahead: int, rank: int, pipeline: int, _: int, count: int, *, splits: bool = False, joins: bool = False
 ) -> RankOrder:
-    """Warm-up forwards, then F and B in turn, and each W `delay` micro-batches after its B; None: no W."""
-    slots = [Slot("F", rank, 0, number) for number in range(min(warm_up, microbatches))]
-    for number in range(microbatches + (delay or 0)):
-        if number + warm_up < microbatches:
-            slots.append(Slot("F", rank, 0, number + warm_up, joined))
-        if number < microbatches:
+    """Rank i runs `ahead` (p - i - 1) warm-up forwards, then F and B in turn [1806.03377, 2104.04473].
+
+    Where the backward `splits`, each W follows its B after `ahead` i of the `count` micro-batches. Where the
+    schedule `joins` passes, one more forward runs first. Without W a rank holds one more than run first.
+    """
+    warm_up = ahead * (pipeline - rank - 1) + joins
+    delay = ahead * rank if splits else 0
+    slots = [Slot("F", rank, 0, number) for number in range(min(warm_up, count))]
+    for number in range(count + delay):
+        if number + warm_up < count:
+            slots.append(Slot("F", rank, 0, number + warm_up, joins))
+        if number < count:
             slots.append(Slot("B", rank, 0, number))
-        if delay is not None and number >= delay:
+        if splits and number >= delay:
             slots.append(Slot("W", rank, 0, number - delay))
     return slots
 
@@ -321,32 +334,6 @@ def _interleaved(
     later = [slot._replace(joined=True) for slot in forwards[warm_up:]] if joined else forwards[warm_up:]
     steady = chain.from_iterable(zip(later, backwards, strict=False))
     return [*forwards[:warm_up], *steady, *backwards[total - warm_up :]]
-
-
-# Forwards that are joined to backwards: while rows of one travel to experts, the other computes.
-# Megatron-Core does so under 1F1B without a pipeline and under interleaved 1F1B, with one more forward before
-# the first backward, so that no backward of a pair waits for its forward on another rank
-# (`megatron/core/pipeline_parallel/combined_1f1b.py`).
-
-
-def _combined(rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
-    """1F1B with the warm-up of interleaved 1F1B and one more; rank i holds 2 (p - i) micro-batches."""
-    return _alternating(rank, microbatches, 2 * (pipeline - rank) - 1, joined=True)
-
-
-# Zero bubble with one chunk per rank: ZB-H1 (`zb1p`) and ZB-H2 (`zb2p`) [2401.10241 section 2].
-#
-# 1F1B in which stage i runs `ahead` (p - i - 1) forwards before its first pair, and W follows its B after
-# `ahead` i micro-batches. With `ahead` 1 every stage holds p micro-batches, as the first stage under 1F1B.
-# With `ahead` 2 it holds 2 p - 1, the first backward arrives when the forwards are done, and no stage idles
-# between its first and last slot. At the end, the delayed W passes fill the drain phase of 1F1B. A stage
-# starts and ends later than the previous stage, which costs nothing where the optimizer does not wait for
-# other stages (section 4: validation after the update).
-
-
-def _zero_bubble(ahead: int, rank: int, pipeline: int, _: int, microbatches: int) -> RankOrder:
-    """`zb1p` or `zb2p`."""
-    return _alternating(rank, microbatches, ahead * (pipeline - rank - 1), ahead * rank)
 
 
 # Two chunks per rank in a V: data passes the ranks through chunk 0 in ascending order and through chunk 1 in
@@ -519,15 +506,15 @@ def _in_given_memory(share: int, rank: int, pipeline: int, _: int, microbatches:
 _SPLIT_V: tuple[Trait, ...] = ("splits_backward", "v_shaped")
 # The bubbles of the first three are (p - 1) (F + B) / v [2104.04473 2.2].
 _ROWS = (
-    Schedule("1f1b", _one_f_one_b, 1.0, 1, ("tight", "whole_passes", "counts_head"), fills=1),
+    Schedule("1f1b", partial(_one_chunk, 1), 1.0, 1, ("tight", "whole_passes", "counts_head"), fills=1),
     Schedule("gpipe", _gpipe, 1.0, 1, ("forwards_first",)),
     Schedule("interleaved", _interleaved, 1.0, None, ("in_groups", "counts_head"), fills=3),
-    Schedule("combined-1f1b", _combined, 1.0, 1, ("joins",), fills=2),
+    Schedule("combined-1f1b", partial(_one_chunk, 2, joins=True), 1.0, 1, ("joins",), fills=2),
     Schedule(
         "combined-interleaved", partial(_interleaved, joined=True), 1.0, None, ("in_groups", "joins"), fills=3
     ),
-    Schedule("zb1p", partial(_zero_bubble, 1), 1 / 3, 1, ("splits_backward", "tight"), fills=2),
-    Schedule("zb2p", partial(_zero_bubble, 2), 0.0, 1, ("splits_backward", "skewed"), fills=2),
+    Schedule("zb1p", partial(_one_chunk, 1, splits=True), 1 / 3, 1, ("splits_backward", "tight"), fills=2),
+    Schedule("zb2p", partial(_one_chunk, 2, splits=True), 0.0, 1, ("splits_backward", "skewed"), fills=2),
     Schedule("zbv", _zbv, 0.0, CHUNKS, (*_SPLIT_V, "skewed"), fills=2),
     Schedule("dualpipev", _dual_v, 1 / 3, CHUNKS, (*_SPLIT_V, "fills_only", "joins"), fills=2),
     # That more than 2 p micro-batches do not change their peaks was tried to 20 ranks.
