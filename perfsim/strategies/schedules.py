@@ -276,9 +276,9 @@ def in_flight(
 
 # GPipe, 1F1B, and what is made of it.
 #
-# Forwards that are joined to backwards: while rows of one travel to experts, the other computes. Megatron-Core
-# does so under 1F1B without a pipeline and under interleaved 1F1B, with one more forward before the first
-# backward, so that no backward of a pair waits for its forward on another rank
+# Forwards that are joined to backwards: while rows of one travel to experts, the other computes.
+# Megatron-Core does so under 1F1B without a pipeline and under interleaved 1F1B, with one more forward before
+# the first backward, so that no backward of a pair waits for its forward on another rank
 # (`megatron/core/pipeline_parallel/combined_1f1b.py`).
 #
 # Zero bubble with one chunk per rank, ZB-H1 (`zb1p`) and ZB-H2 (`zb2p`) [2401.10241 section 2]: with `ahead`
