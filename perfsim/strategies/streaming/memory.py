@@ -1,9 +1,10 @@
 """What weight streaming holds, and where: on the device that computes, in MemoryX, on activation servers."""
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from perfsim.costs.memory import MemoryUse, orthogonalisation_flop, state_bytes
@@ -223,7 +224,7 @@ class Store:
         of_an_expert = micro_batch_size * experts.top_k / experts.num_experts
         return max(of_an_expert, float(-(-micro_batch_size // self.tiles)))
 
-    @property
+    @cached_property
     def buffer_bytes(self) -> float:
         """Buffers for each layer in flight: for all of it, or for a chunk where weights are not stored."""
         held = self.system.swarmx.chunk
@@ -273,20 +274,13 @@ class Store:
 
     def largest_micro_batch(self, per_system: int, group: int, *, spill: bool = False) -> int:
         """The largest micro-batch of a system that fits a policy and the software makes; 0: none does."""
-        memory = self.system.device.memory
-        free = memory.capacity - memory.reserved - self.buffer_bytes
-        sequence = self.activations(StreamingLayout(micro_batch_size=1, recompute_layers=group, spill=spill))
 
-        # What is kept is linear in the micro-batch, and so is the working set without tiles.
-        def needs(size: int) -> float:
-            return size * sequence.kept + self._at_once(size) * sequence.working
+        def lacks_memory(size: int) -> bool:
+            layout = StreamingLayout(micro_batch_size=size, recompute_layers=group, spill=spill)
+            held = self.memory(layout, per_system)
+            return not all(use.fits for use in held if use.on_device or use.place == SERVERS)
 
-        sizes = range(1, per_system + 1)
-        fits = bisect_right(sizes, free, key=needs)
-        if fits < per_system:
-            fits = bisect_right(sizes, free - self._gradient_sum_bytes(1, per_system), key=needs)
-        if spill:
-            servers = self.system.activation_servers
-            fits = min(fits, int(servers.per_system * servers.capacity // sequence.spilled))
-        most = self.tiles * int(self.system.streaming.micro_batch_tokens // self.job.seq_length)
-        return max(0, min(per_system, fits, max(1, most)))
+        of_software = self.tiles * int(self.system.streaming.micro_batch_tokens // self.job.seq_length)
+        most = min(per_system, max(1, of_software))
+        # A smaller one may fit no longer: its gradients are summed over micro-batches.
+        return most if not lacks_memory(most) else bisect_left(range(1, most), True, key=lacks_memory)

@@ -56,6 +56,12 @@ def test_spilling_allows_larger_micro_batches_until_the_servers_are_full() -> No
     assert spilling > resident
     small = store_of(4096, **{"activation_servers.capacity": 100 * 8 * KEPT})
     assert small.largest_micro_batch(4096, 0, spill=True) == 100
+    # One micro-batch of both sequences has room, but not where they spill, nor gradients of the first one.
+    room = store_of().memory(StreamingLayout(micro_batch_size=2, spill=True), 2)[0].total_bytes
+    full = {"activation_servers.capacity": 8 * KEPT, "device.memory.capacity": room}
+    for place, fits in (("memoryx", 1), ("wafer", 0)):
+        summing = store_of(2, **full, **{"streaming.accumulate_at": place})
+        assert summing.largest_micro_batch(2, 0, spill=True) == fits
 
 
 def test_weights_that_are_stored_on_the_wafer_take_their_room() -> None:
