@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from perfsim.base.groups import listed
 from perfsim.base.limits import present_limits
 from perfsim.proof.program import Precedence, task_name
 from perfsim.proof.prove import Subject, layout_in_words
@@ -165,81 +165,70 @@ EXPLAINED = {
 """Faults that change no result, by a pattern of their description, with the reason."""
 
 
-@dataclass
-class _MutationTally:
-    """Injected and detected faults by kind, and those that were not detected."""
+class _Tried(NamedTuple):
+    """A fault that was injected."""
 
-    injected: Counter[str] = field(default_factory=Counter)
-    detected: Counter[str] = field(default_factory=Counter)
-    survivors: list[str] = field(default_factory=list)
-
-    @property
-    def share(self) -> float:
-        """Fraction of the faults that were detected."""
-        return self.detected.total() / max(1, self.injected.total())
-
-    @property
-    def unexplained(self) -> list[str]:
-        """Faults that were neither detected nor explained."""
-        return [name for name in self.survivors if not any(re.match(pattern, name) for pattern in EXPLAINED)]
-
-    def classes(self) -> list[dict[str, Any]]:
-        """Explained faults by reason."""
-        classes = []
-        for pattern, reason in EXPLAINED.items():
-            if names := [name for name in self.survivors if re.match(pattern, name)]:
-                classes.append({"why": reason, "count": len(names), "example": names[0]})
-        return classes
+    kind: str
+    missed: str = ""
+    """Its kind and description, if it was not detected."""
 
 
-def try_all(subject: Subject, every: int = 1, first: int = 0) -> _MutationTally:
+def try_all(subject: Subject, every: int = 1, first: int = 0) -> list[_Tried]:
     """Inject every `every`-th fault from `first` on; a fault is detected if task and tensor are named."""
-    tally = _MutationTally()
+    tried = []
     limits = present_limits()
     for number, mutation in enumerate(mutations(subject)):
         if number % every != first % every:
             continue
         limits.in_time(partial("{:,} faults of the present schedule tried".format, number))
-        tally.injected[mutation.kind] += 1
-        if mutation.subject.is_wrong:
-            tally.detected[mutation.kind] += 1
-        else:
-            tally.survivors.append(f"{mutation.kind}: {mutation.description}")
-    return tally
+        said = "" if mutation.subject.is_wrong else f"{mutation.kind}: {mutation.description}"
+        tried.append(_Tried(mutation.kind, said))
+    return tried
+
+
+def _unexplained(tried: Iterable[_Tried]) -> list[str]:
+    """Faults that were neither detected nor explained."""
+    missed = (fault.missed for fault in tried if fault.missed)
+    return [name for name in missed if not any(re.match(pattern, name) for pattern in EXPLAINED)]
+
+
+def _explained(tried: Sequence[_Tried]) -> list[dict[str, Any]]:
+    """Explained faults by reason."""
+    classes = []
+    for pattern, reason in EXPLAINED.items():
+        if names := [fault.missed for fault in tried if re.match(pattern, fault.missed)]:
+            classes.append({"why": reason, "count": len(names), "example": names[0]})
+    return classes
+
+
+def _counted(tried: Sequence[_Tried]) -> dict[str, int]:
+    return {"injected": len(tried), "caught": sum(not fault.missed for fault in tried)}
 
 
 def try_plans(
     target: str, plans: Iterable[Plan], every: int, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
     """The document of `perfsim prove --mutations`: injected and detected faults of each plan's graph."""
-    total = _MutationTally()
+    total: list[_Tried] = []
     layouts = []
     for number, plan in enumerate(plans):
         progress(f"faults in {plan.strategy} on {plan.topology.num_devices} ranks")
         # Each sample begins one fault later, so that together they cover all kinds of tasks.
-        tally = try_all(Subject.of(plan), every, number)
-        total.injected += tally.injected
-        total.detected += tally.detected
-        total.survivors += tally.survivors
-        layouts.append(
-            {
-                "strategy": plan.strategy,
-                "layout": layout_in_words(plan),
-                "injected": tally.injected.total(),
-                "caught": tally.detected.total(),
-                "unexplained": tally.unexplained,
-            }
-        )
-    kinds = {name: {"injected": n, "caught": total.detected[name]} for name, n in total.injected.items()}
+        tried = try_all(Subject.of(plan), every, number)
+        total += tried
+        named = {"strategy": plan.strategy, "layout": layout_in_words(plan)}
+        layouts.append({**named, **_counted(tried), "unexplained": _unexplained(tried)})
+    by_kind = listed((fault.kind, fault) for fault in total)
+    counted = _counted(total)
+    missed = _unexplained(total)
     return {
         "target": target,
-        "passed": not total.unexplained,
+        "passed": not missed,
         "every": every,
-        "injected": total.injected.total(),
-        "caught": total.detected.total(),
-        "share": total.share,
-        "kinds": kinds,
-        "survivors": total.classes(),
-        "unexplained": total.unexplained,
+        **counted,
+        "share": counted["caught"] / max(1, counted["injected"]),
+        "kinds": {kind: _counted(faults) for kind, faults in by_kind.items()},
+        "survivors": _explained(total),
+        "unexplained": missed,
         "layouts": layouts,
     }

@@ -42,4 +42,4 @@ def test_a_schedule_that_forgets_what_it_has_to_compute_again_is_wrong(
 
 def test_faults_in_recomputed_activations_of_experts_are_caught(toy_subject: Callable[..., Subject]) -> None:
     layout = ParallelLayout(tensor=2, sequence_parallel=True, data=2, expert=2, recompute="norms")
-    assert try_all(toy_subject(layout, experts=EXPERTS), every=41).survivors == []
+    assert not any(fault.missed for fault in try_all(toy_subject(layout, experts=EXPERTS), every=41))

@@ -54,7 +54,7 @@ def test_a_gradient_left_out_is_found(toy_subject: Make, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("layout", ["recomputed", "the MLP alone", "norms alone, split"])
 def test_faults_in_a_layout_with_modules_are_caught(toy_subject: Make, layout: str) -> None:
     right = toy_subject(LAYOUTS[layout], **MODELS["two with experts, untied"])
-    assert try_all(right, every=61).survivors == []
+    assert not any(fault.missed for fault in try_all(right, every=61))
 
 
 @pytest.mark.parametrize(
