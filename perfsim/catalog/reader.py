@@ -275,6 +275,9 @@ def complaints(
             help_text = _help_of_key(str(path[-1]), records, model, details["input"])
         elif details["type"] == "missing" and not problems and named and path[-1] not in NOT_INHERITED:
             help_text = f"write it, or `extends: NAME` of a {kind_of(named)} that has it"
+        elif details["type"] in _NOT_A_MAPPING and path:
+            wanted = filter(is_record, element(accepted, path[-1]))
+            help_text = "; or ".join(f"its keys are {', '.join(known_fields(record))}" for record in wanted)
         problems[_problem(details, node, path, help_text)] = None
     return list(problems)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from perfsim.base.dates import EQUAL
+from perfsim.base.dates import EQUAL, LATEST
 from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError, Problem, UnknownNameError
 from perfsim.base.limits import present_limits
 from perfsim.base.spec import CatalogSpec, FolderName, Spec, SpecT
@@ -27,7 +27,7 @@ from perfsim.specs.perturbations import parse_perturbations
 from perfsim.specs.prices import PRICE_OF, PriceSpec
 from perfsim.strategies import strategy
 from perfsim.studies.batches import Target
-from perfsim.studies.spec import CALLED, SHARED, Candidates, CandidateSpec, Point, StudySpec
+from perfsim.studies.spec import CALLED, SHARED, Candidates, CandidateSpec, Point, StudySpec, equal_day
 
 # The YAML form of a sweep: a study, and the fields of it that vary.
 
@@ -531,8 +531,6 @@ def load_sweep(
     """
     catalog = _StudyCatalog((catalog or default_catalog()).roots)
     spec, mapping = _read("sweep", SweepSpec, catalog.find("study", name_or_path), catalog)
-    if spec.study.as_of == EQUAL:  # one day for the candidates of a study; a grid has others
-        spec = spec.model_copy(update={"study": spec.study.model_copy(update={"as_of": ""})})
 
     def changed(part: GridSpec) -> Any:
         study = spec.study.model_copy(update={"candidates": part.candidates})
@@ -550,7 +548,15 @@ def load_sweep(
     given = chain(spec.study.candidates, *(part.candidates for part in (spec.grid, *spec.variants.values())))
     if wrong := list(_wrong_prices(spec.study, given, mapping.node.mapping["study"])):
         raise CatalogError(wrong)
+    if spec.study.as_of == EQUAL:  # one day for all points
+        day = equal_day(_expand(_on(spec, LATEST), mapping, catalog))
+        spec = _on(spec, day)
     return Sweep(spec, _expand(spec, mapping, catalog), name_or_path)
+
+
+def _on(spec: SweepSpec, day: str) -> SweepSpec:
+    """A sweep as of a day."""
+    return spec.model_copy(update={"study": spec.study.model_copy(update={"as_of": day})})
 
 
 def kind_of_study(

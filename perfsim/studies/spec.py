@@ -301,9 +301,8 @@ class StudySpec(CatalogSpec):
     @property
     def equal_day(self) -> str:
         """The earliest of the newest measured dates on which all existed; InputError where one is unknown."""
-        points = self.model_copy(update={"as_of": LATEST}).points  # of a day, one line of runtimes counts
-        days = [measured_days(point.question) for point in points]
-        return max(min(last for _, last in days), *(first for first, _ in days))
+        # Of a day, one line of runtimes counts.
+        return equal_day(self.model_copy(update={"as_of": LATEST}).points)
 
     def runtime_of(self, candidate: CandidateSpec) -> Runtime:
         """The training stack of a candidate: its own, the study's, the recipe's, or what the rule chooses."""
@@ -338,6 +337,15 @@ class StudySpec(CatalogSpec):
             return self
         given = {"mode": mode, "tasks": self.sampling.tasks or SamplingSpec().tasks}
         return self.model_copy(update={"sampling": self.sampling.model_copy(update=given)})
+
+
+def equal_day(points: Iterable[Point]) -> str:
+    """The earliest of the newest measured dates of `latest` points on which all of them existed.
+
+    Raises InputError where a date is unknown.
+    """
+    days = [measured_days(point.question) for point in points]
+    return max(min(last for _, last in days), *(first for first, _ in days))
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,9 @@ def test_a_price_gives_money_of_every_answer(perfsim: Callable[..., Result], els
     wrong = perfsim("study", "study.yaml", "--price", "cs-3=30")
     assert wrong.exit_code == 2
     assert "did you mean `cs-2`" in wrong.stderr
+    bare = "extends: gpt3_20b\nprices: {machines: {cs-2: 60}}\n"
+    (elsewhere / "bare.yaml").write_text(bare, encoding="utf-8")
+    assert "its keys are device_hour, purchase, years" in perfsim("check", "bare.yaml").stderr
 
 
 def test_every_verb_takes_prices_and_one_price_wins(perfsim: Callable[..., Result], elsewhere: Path) -> None:
