@@ -121,11 +121,16 @@ def test_the_figure_over_dates_marks_the_day_of_the_answer() -> None:
         small("2023-06").figures.over_dates()
 
 
-def test_what_extends_a_study_and_a_grid_over_it_take_no_day_from_it() -> None:
+def test_what_extends_a_study_takes_no_day_from_it_and_a_grid_over_it_has_one_day_for_all() -> None:
+    study = load_study("gpt3_20b")
     assert load_study("opt_175b").as_of == ""
-    assert {point.study.as_of for point in load_sweep("csx_scaling").points} == {""}
+    assert {point.study.as_of for point in load_sweep("capacity_20b").points} == {study.equal_day}
+    (alone,) = {point.study.as_of for point in load_sweep("csx_scaling").points}
+    assert alone > study.equal_day
     changed = load_sweep("csx_scaling", changes={"as_of": "2024-03"})
     assert {point.question.ran_by.software_release for point in changed.points} == {"r2.1"}
+    (asked,) = {point.study.as_of for point in load_sweep("cerebras_gpt", changes={"as_of": "equal"}).points}
+    assert asked == "2023-01-13"  # of the release that its runs name
 
 
 def test_a_limit_on_other_days_keeps_the_answer_and_names_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
