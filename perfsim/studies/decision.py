@@ -456,6 +456,20 @@ MOST_MONTHS = 12
 """Candidates whose newest parts are further apart are compared on one day as well."""
 
 
+def months_between(pair: Sequence[PointResult]) -> str:
+    """That no day was asked, and the newest parts of two machines are far apart; empty where it is not so."""
+    parts = [newest_part(point.question) for point in pair]
+    if {point.study.as_of for point in pair} - {"", LATEST} or not all(part.date for part in parts):
+        return ""
+    months = months_apart(*(part.date for part in parts))
+    named = " and ".join(f"{part.name} of {part.date}" for part in parts)
+    return (
+        f"The newest parts of two machines are {months} months apart ({named})"
+        if months > MOST_MONTHS
+        else ""
+    )
+
+
 def eras_of(study: StudySpec, pair: Sequence[PointResult], ask: Callable[[Point], Answer]) -> Eras | None:
     """The first on the wall and its rival on equal dates.
 
@@ -464,15 +478,12 @@ def eras_of(study: StudySpec, pair: Sequence[PointResult], ask: Callable[[Point]
     if len(pair) < 2:
         return None
     first, rival = (point.prediction for point in pair)
-    parts = [newest_part(point.question) for point in pair]
-    months = months_apart(*(part.date for part in parts)) if all(part.date for part in parts) else 0
     asked = _Asked(pair, ask)
     if study.as_of == EQUAL:  # also on every day from which one of the two has something new
         return _over_dates(study.equal_day, asked)
-    if study.as_of not in ("", LATEST) or months <= MOST_MONTHS:
+    said = months_between(pair)
+    if not said:
         return None
-    named = " and ".join(f"{part.name} of {part.date}" for part in parts)
-    said = f"The newest parts of the two are {months} months apart ({named})"
     try:
         eras = (asked.on(study.equal_day),)
     except PerfsimError as error:

@@ -16,6 +16,7 @@ from perfsim.base.text import number
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import EqualDevices, split_speedup
 from perfsim.costs.wafer import HIDES
+from perfsim.prediction.dates import newest_part
 from perfsim.specs.layout import AXES, written
 from perfsim.studies.answers import (
     QUANTITIES,
@@ -30,7 +31,7 @@ from perfsim.studies.answers import (
     shared_caveats,
 )
 from perfsim.studies.atlas import Atlas
-from perfsim.studies.decision import amount, duration, ratio_of, verb
+from perfsim.studies.decision import amount, duration, months_between, ratio_of, verb
 from perfsim.studies.loading import LAYOUT, VARIANT, Sweep
 from perfsim.studies.spec import digests
 
@@ -389,7 +390,15 @@ class SweepResult:
             return [f"No point of the grid has a feasible plan: {'; '.join(reasons)}."]
         without = [point.named for point in self.points if not point.feasible]
         few = 0 < len(without) <= MAX_SENTENCES
-        return [*self._answers(), *([f"Without a feasible plan: {'; '.join(without)}."] if few else [])]
+        left_out = [f"Without a feasible plan: {'; '.join(without)}."] if few else []
+        return [*self._answers(), *self._far_apart(), *left_out]
+
+    def _far_apart(self) -> Iterator[str]:
+        """Machines whose newest parts are far apart in time."""
+        machines = {(point.system, point.strategy): point for point in self.feasible}
+        by_date = sorted(machines.values(), key=lambda point: newest_part(point.question).date)
+        if len(by_date) > 1 and (said := months_between([by_date[0], by_date[-1]])):
+            yield f"{said}: --as-of equal asks all on one day."
 
     def _answers(self) -> Sequence[str]:
         """Who reaches the target first, how machines compare or scale, and what variants change."""

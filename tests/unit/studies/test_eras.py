@@ -3,9 +3,11 @@
 from dataclasses import astuple, replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import perfsim as ps
 from perfsim.api.answers import StudyAnswer
@@ -131,6 +133,15 @@ def test_what_extends_a_study_takes_no_day_from_it_and_a_grid_over_it_has_one_da
     assert {point.question.ran_by.software_release for point in changed.points} == {"r2.1"}
     (asked,) = {point.study.as_of for point in load_sweep("cerebras_gpt", changes={"as_of": "equal"}).points}
     assert asked == "2023-01-13"  # of the release that its runs name
+
+
+def test_a_sweep_over_machines_of_different_years_says_so_unless_it_has_a_day(tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    for day, says in (("", True), ("equal", False)):
+        study = {**SMALL, "as_of": day, "batch_sizes": [64]}
+        file.write_text(yaml.safe_dump({"study": study, "grid": {"candidates": PAIR}}), encoding="utf-8")
+        verdict = ps.sweep(file).verdict
+        assert ("months apart" in verdict and "--as-of equal" in verdict) is says
 
 
 def test_a_limit_on_other_days_keeps_the_answer_and_names_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
