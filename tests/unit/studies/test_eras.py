@@ -139,7 +139,8 @@ def test_a_sweep_over_machines_of_different_years_says_so_unless_it_has_a_day(tm
     file = tmp_path / "grid.yaml"
     for day, says in (("", True), ("equal", False)):
         study = {**SMALL, "as_of": day, "batch_sizes": [64]}
-        file.write_text(yaml.safe_dump({"study": study, "grid": {"candidates": PAIR}}), encoding="utf-8")
+        grid = {"title": "Two machines", "study": study, "grid": {"candidates": PAIR}}
+        file.write_text(yaml.safe_dump(grid), encoding="utf-8")
         verdict = ps.sweep(file).verdict
         assert ("months apart" in verdict and "--as-of equal" in verdict) is says
 
