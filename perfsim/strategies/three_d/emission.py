@@ -7,7 +7,6 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,18 +31,11 @@ from perfsim.work.graph import compute_stream
 ThreeDPlan = Plan[ParallelLayout, FatTree]
 
 
-class _Stages(NamedTuple):
-    """The virtual stages of a plan and the replicas of each pipeline rank."""
+def _stages_of(job: Job, layout: ParallelLayout, division: Division) -> tuple[list[VirtualStage], list[int]]:
+    """A job's layers on the ranks of a layout, and the first virtual stage that each stage is like.
 
-    virtual: list[VirtualStage]
-    alike: list[int]
-    """The first virtual stage that each one is like, but for its number and the numbers of its layers."""
-    replicas: list[Replicas]
-
-
-def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
-    """Map a job's layers to the ranks of a layout."""
-    division = Division.of(job, layout)
+    Stages that are alike differ in their numbers and the numbers of their layers.
+    """
     placement = division.placement
     kinds = layer_kinds(job.model)
     recomputed = division.recomputed(layout.recompute_every)
@@ -86,10 +78,7 @@ def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
             )
         virtual.append(replace(first[like], number=number, first_layer=stage.start))
         alike.append(first[like].number)
-    replicas = [
-        RankShare(job, layout, rank).replicas(virtual, placement.last_rank) for rank in range(layout.pipeline)
-    ]
-    return _Stages(virtual, alike, replicas)
+    return virtual, alike
 
 
 @dataclass(frozen=True)
@@ -253,13 +242,16 @@ class StepWriter:
         self.plan = plan
         self.builder = builder
         self.schedule = schedule_called(plan.layout.schedule)
-        self.placement = self.schedule.placement(plan.layout.pipeline, plan.layout.virtual_pipeline)
-        self.stages = _stages_of(plan.job, plan.layout)
+        division = Division.of(plan.job, plan.layout)
+        self.placement = division.placement
+        self.stages, self.alike = _stages_of(plan.job, plan.layout, division)
+        ranks = (RankShare(plan.job, plan.layout, rank) for rank in range(plan.layout.pipeline))
+        self.replicas = [rank.replicas(self.stages, self.placement.last_rank) for rank in ranks]
         self.sharded = plan.layout.zero_stage == SHARDED
-        self.scattered = self.stages.replicas[0].shards_gradients
+        self.scattered = self.replicas[0].shards_gradients
         overlaps = plan.job.runtime.overlap_grad_reduce and not self.sharded
         self.overlap = overlaps and plan.layout.replicas > 1
-        self.gathers_ahead = self.stages.replicas[0].gathers_ahead
+        self.gathers_ahead = self.replicas[0].gathers_ahead
         self.splits = self.schedule.has("splits_backward")
         self.last_pass: Pass = "W" if self.splits else "B"
 
@@ -278,8 +270,8 @@ class StepWriter:
             last = self.placement.last_rank
             if last and shares_words(self.plan.job.model):
                 # The first and last stage both wait for the sum of the gradient of their embedding.
-                first = self.stages.virtual[0]
-                work = first.tied_embedding(self.stages.replicas[0], last)
+                first = self.stages[0]
+                work = first.tied_embedding(self.replicas[0], last)
                 stream = f"{first.group.device}/send-previous"
                 reads = gradients[0] + gradients[last]
                 summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
@@ -289,15 +281,14 @@ class StepWriter:
 
     def _passes(self) -> _Templates:
         """The templates of all passes; the last pass reduces gradients where reductions overlap."""
-        stages, replicas = self.stages.virtual, self.stages.replicas
-        distinct, of_stage = np.unique(self.stages.alike, return_inverse=True)
-        first_layer = np.array([stage.first_layer for stage in stages])
+        distinct, of_stage = np.unique(self.alike, return_inverse=True)
+        first_layer = np.array([stage.first_layer for stage in self.stages])
 
         def passes(**reductions: bool) -> list[StagePass]:
             """The writers of a pass of all virtual stages that differ."""
             return [
-                StagePass(self.builder, stage, replicas[stage.rank], overlaps=self.overlap, **reductions)
-                for stage in map(stages.__getitem__, distinct)
+                StagePass(self.builder, stage, self.replicas[stage.rank], overlaps=self.overlap, **reductions)
+                for stage in map(self.stages.__getitem__, distinct)
             ]
 
         def last(**reductions: bool) -> list[Template]:
@@ -318,12 +309,12 @@ class StepWriter:
 
     def _reduce(self, rank: int, stamped: Stamped, slots: Ints) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""
-        replicas = self.stages.replicas[rank]
+        replicas = self.replicas[rank]
         final = self.plan.num_microbatches - 1
         done = []
         rest = replicas.held
         in_passes = self.sharded or self.scattered
-        for stage in self.stages.virtual:
+        for stage in self.stages:
             if stage.rank != rank or stage.empty:
                 continue
             slot = int(slots[PASSES.index(self.last_pass), stage.number, final])
@@ -344,24 +335,23 @@ class StepWriter:
     def _norm(self, gradients: list[list[int]]) -> list[int]:
         """The norm of all gradients, of every pipeline rank or of all; none where no update needs others'."""
         layout = self.plan.layout
-        stages = self.stages
         # The norm is checked after the update [2401.10241 section 4].
         if self.schedule.has("skewed"):
             return []
-        peers = math.lcm(*(replicas.holders for replicas in stages.replicas))
+        peers = math.lcm(*(replicas.holders for replicas in self.replicas))
         norms = []
         over_stages: tuple[Work, ...] = ()
-        for replicas, reduced in zip(stages.replicas, gradients, strict=True):
+        for replicas, reduced in zip(self.replicas, gradients, strict=True):
             works = norm_works(replicas.ranks.start, layout.tensor, peers, layout.width, layout.pipeline)
             norms += [self.builder.task(work, replicas.stream, reduced).tensor for work in works[:1]]
             over_stages = works[1:]
-        stream = f"{stages.replicas[0].device}/send-previous"
+        stream = f"{self.replicas[0].device}/send-previous"
         return [self.builder.task(work, stream, norms).tensor for work in over_stages] or norms
 
     def _update(self, gradients: list[list[int]], *, final: bool) -> None:
         """Update the parameters of every rank with clipped gradients, and all-gather them under ZeRO."""
         norm = self._norm(gradients)
-        for replicas, reduced in zip(self.stages.replicas, gradients, strict=True):
+        for replicas, reduced in zip(self.replicas, gradients, strict=True):
             updated = self._updated(replicas, [*reduced, *norm], final)
             if self.gathers_ahead:
                 if not final:  # the next step's gathers wait for the update

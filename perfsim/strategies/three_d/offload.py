@@ -127,7 +127,7 @@ class _HostedWriter(StepWriter):
         works = _HostWorks(self.plan.job.recipe, layout)
         device = replicas.device
         compute = compute_stream(device)
-        own = [stage for stage in self.stages.virtual if stage.group.device == device]
+        own = [stage for stage in self.stages if stage.group.device == device]
         pieces = [EMBEDDING_AND_HEAD] if any(stage.first or stage.last for stage in own) else []
         for stage in own:
             pieces += range(stage.first_layer, stage.first_layer + stage.num_layers)
