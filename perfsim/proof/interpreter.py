@@ -817,27 +817,20 @@ class Interpreter:
         sources = [] if staged else [self.cell("weights", task.block)]
         self.move(sources, message=Message("parameters", "made", blocks=(task.block,)))
 
-    def flash_read(self, task: Task) -> None:
-        """Copy weights to be sent, sums of gradients, or states for an update, from flash to DRAM."""
-        if task.work.category == "gradient_stream":
-            self.move([self.cell("gradient in flash", task.block)])
-        elif task.work.category == "update":
-            self.move([self.cell("moments in flash", task.block)], [self.cell("moments", task.block)])
-        else:
-            message = Message("parameters", "made", blocks=(task.block,))
-            self.move([self.cell("weights in flash", task.block)], message=message)
+    def copied(self, task: Task, *, source: str, target: str = "", sent: bool = False) -> None:
+        """Copy a buffer of a block between flash and DRAM; without a target it is read, or `sent` on."""
+        message = Message("parameters", "made", blocks=(task.block,)) if sent else None
+        targets = [self.cell(target, task.block)] if target else []
+        self.move([self.cell(source, task.block)], targets, message=message)
 
-    def flash_write(self, task: Task) -> None:
-        """Copy sums of gradients or updated states to flash; words that both ends share for both."""
-        if task.work.category == "gradient_stream":
-            target = Cell(self.device, "gradient in flash", task.block)
-            return self.move([self.cell("gradient", task.block)], [target])
+    def states_written(self, task: Task) -> None:
+        """Copy updated states to flash; words that both ends share for both."""
         tied = self.training.model.tied_embeddings
         made = [("moments", task.block)]
         made += [] if tied and task.block == HEAD else [("weights", task.block)]
         made += [("weights", HEAD)] if tied and task.block == EMBEDDING else []
         targets = [self.cell(f"{name} in flash", block) for name, block in made]
-        return self.move([self.cell(name, block) for name, block in made], targets)
+        self.move([self.cell(name, block) for name, block in made], targets)
 
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
@@ -948,15 +941,17 @@ OPERATIONS: Mapping[str, Callable[[Interpreter, Task], None]] = {
     "offload: nvme.load": Interpreter.host_load,
     "input: samples": Interpreter.samples,
     "weight_stream: memoryx_read": Interpreter.memoryx_read,
-    "weight_stream: flash_read": Interpreter.flash_read,
+    "weight_stream: flash_read": partial(Interpreter.copied, source="weights in flash", sent=True),
     "weight_stream: broadcast": Interpreter.broadcast,
     "gradient_stream: reduce": Interpreter.stream_reduce,
     "gradient_stream: reduce_in_tree": Interpreter.stream_reduce,
-    "gradient_stream: flash_read": Interpreter.flash_read,
-    "gradient_stream: flash_write": Interpreter.flash_write,
+    "gradient_stream: flash_read": partial(Interpreter.copied, source="gradient in flash"),
+    "gradient_stream: flash_write": partial(
+        Interpreter.copied, source="gradient", target="gradient in flash"
+    ),
     "update: memoryx_update": Interpreter.stream_update,
-    "update: flash_read": Interpreter.flash_read,
-    "update: flash_write": Interpreter.flash_write,
+    "update: flash_read": partial(Interpreter.copied, source="moments in flash", target="moments"),
+    "update: flash_write": Interpreter.states_written,
     "spill: spill": Interpreter.spill,
     "spill: fetch": Interpreter.spill,
 }
