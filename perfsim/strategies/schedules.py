@@ -186,7 +186,6 @@ Order = Callable[[int, int, int, int], RankOrder]
 Trait = Literal[
     "splits_backward",  # weight gradients are a separate pass
     "tight",  # a rank's next forward waits for a backward of its neighbour: sends are exposed
-    "forwards_first",  # all forwards run before the first backward
     "v_shaped",  # the second chunks of the ranks are in reverse order
     "skewed",  # a rank updates without waiting for others, so later stages run their whole steps later
     "in_groups",  # micro-batches are in multiples of the ranks, and chunks may hold different numbers of them
@@ -507,7 +506,7 @@ _SPLIT_V: tuple[Trait, ...] = ("splits_backward", "v_shaped")
 # The bubbles of the first three are (p - 1) (F + B) / v [2104.04473 2.2].
 _ROWS = (
     Schedule("1f1b", partial(_one_chunk, 1), 1.0, 1, ("tight", "whole_passes", "counts_head"), fills=1),
-    Schedule("gpipe", _gpipe, 1.0, 1, ("forwards_first",)),
+    Schedule("gpipe", _gpipe, 1.0, 1),
     Schedule("interleaved", _interleaved, 1.0, None, ("in_groups", "counts_head"), fills=3),
     Schedule("combined-1f1b", partial(_one_chunk, 2, joins=True), 1.0, 1, ("joins",), fills=2),
     Schedule(
