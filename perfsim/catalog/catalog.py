@@ -142,7 +142,7 @@ class Catalog:
         try:
             return replaced(spec, changes, dict.fromkeys(changes, "set by the question"), read)
         except ValidationError as error:
-            raise CatalogError(complaints_of(error, model, spec.model_dump())) from None
+            raise CatalogError(_complaints_of(error, model, spec.model_dump())) from None
 
     def override_part(self, root: str, part: SpecT | None, changes: Mapping[str, Any]) -> SpecT:
         """`override` of a part of a question, `root`; InputError names the whole paths."""
@@ -274,7 +274,7 @@ def _is_file(path: Path, test: Callable[[Path], bool] = Path.is_file) -> bool:
         return False
 
 
-def complaints_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
+def _complaints_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
     """What pydantic refuses of Python data, in words that name the path of each value."""
     return reader.complaints(error, model, _unplaced(data))
 
