@@ -74,7 +74,7 @@ def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> _
     path = Path(file) if Path(file).exists() else catalog.find("study", str(file))
     must_exist(path)
     if path.suffix not in (".yaml", ".yml"):
-        said = "is no YAML file, whose name ends in .yaml or .yml"
+        said = "is no YAML: such files end in .yaml or .yml"
         raise InputError([Problem(said, file=str(path), help="perfsim import reads files of other tools")])
     if kind and kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)

@@ -78,7 +78,7 @@ class Spec(BaseModel):
         name = getattr(self, "name", None)
         named = {} if name is None else {"name": f"{name} with {words}"}
         try:
-            return replaced(self, {**named, **changes}, dict.fromkeys(changes, CHANGED))
+            return self.model_validate(changed(self, {**named, **changes}, dict.fromkeys(changes, CHANGED)))
         except ValidationError as error:
             raise CatalogError([Problem(words) for words in refused_values(error.errors())]) from None
 
@@ -112,16 +112,15 @@ class DatedSpec(CatalogSpec):
         return self.assumed.get("date", "").startswith("recalled")
 
 
-def replaced(
-    spec: SpecT,
+def changed(
+    spec: BaseModel,
     changes: Mapping[str, Any],
     assumed: Mapping[str, str],
     read: Callable[[str, Any], Any] = lambda _, value: value,
-) -> SpecT:
-    """A copy with the values at dotted paths replaced, each by what `read` makes of a path and its value.
+) -> dict[str, Any]:
+    """The values of a description, those at dotted paths replaced by what `read` makes of path and value.
 
-    `assumed` are the reasons that are recorded. Raises CatalogError with every path that leads nowhere, and
-    ValidationError for values that the fields refuse.
+    `assumed` are the reasons that are recorded. Raises CatalogError with every path that leads nowhere.
     """
     data = spec.model_dump()
     problems: list[Problem] = []
@@ -134,7 +133,7 @@ def replaced(
         raise CatalogError(problems)
     if "assumed" in data:
         data["assumed"] = {**data["assumed"], **assumed}
-    return type(spec).model_validate(data)
+    return data
 
 
 def _put(spec: Any, data: dict[str, Any], path: str, value: Any) -> None:
@@ -147,7 +146,7 @@ def _put(spec: Any, data: dict[str, Any], path: str, value: Any) -> None:
         return
     within = getattr(spec, part) if isinstance(spec, BaseModel) else spec.get(part, {})
     if not isinstance(within, (BaseModel, dict)):
-        state = "not set" if within is None else "a single value"
+        state = "not set" if within is None else "a list" if isinstance(within, tuple) else "a single value"
         raise CatalogError(
             f"`{part}` is {state}, so nothing in it can be changed", f"write {part} as a whole"
         )

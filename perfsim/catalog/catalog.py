@@ -12,7 +12,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perfsim.base.errors import CatalogError, InputError, Problem
-from perfsim.base.spec import SpecT, replaced
+from perfsim.base.spec import SpecT, changed
 from perfsim.base.text import covering, did_you_mean, nearest
 from perfsim.catalog import reader
 from perfsim.catalog.yaml_tree import Mark, Node
@@ -101,7 +101,7 @@ class Catalog:
         return self._known(kind, name_or_path, near)
 
     def every(self, kind: str) -> list[Any]:
-        """All descriptions of a kind, by name; CatalogError as in `load`."""
+        """All descriptions of a kind, in the order of their names; CatalogError as in `load`."""
         self._forget_changed()
         return [self._known(kind, name) for name in self.names(kind)]
 
@@ -139,10 +139,11 @@ class Catalog:
         def read(path: str, value: Any) -> Any:
             return reader.value_at(model, path, value, self)
 
+        data = changed(spec, changes, dict.fromkeys(changes, "set by the question"), read)
         try:
-            return replaced(spec, changes, dict.fromkeys(changes, "set by the question"), read)
+            return model.model_validate(data)
         except ValidationError as error:
-            raise CatalogError(_complaints_of(error, model, spec.model_dump())) from None
+            raise CatalogError(_complaints_of(error, model, data)) from None
 
     def override_part(self, root: str, part: SpecT | None, changes: Mapping[str, Any]) -> SpecT:
         """`override` of a part of a question, `root`; InputError names the whole paths."""
@@ -257,7 +258,7 @@ def _foreign(kind: str, path: Path) -> CatalogError:
     help_text = "perfsim import reads files of other tools"
     if kind == "model" and path.suffix in FOREIGN:
         help_text = f"write its YAML: perfsim import {path} --out {path.with_suffix('.yaml')}"
-    return CatalogError(f"`{path}` is no {kind}: the name of its file ends in .yaml", help_text)
+    return CatalogError(f"`{path}` is no {kind}: files of a {kind} end in .yaml", help_text)
 
 
 def _is_path(name_or_path: str) -> bool:

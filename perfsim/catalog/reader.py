@@ -275,9 +275,14 @@ def complaints(
             help_text = _help_of_key(str(path[-1]), records, model, details["input"])
         elif details["type"] == "missing" and not problems and named and path[-1] not in NOT_INHERITED:
             help_text = f"write it, or `extends: NAME` of a {kind_of(named)} that has it"
+        elif details["type"] in _NOT_A_LIST:
+            items = element(element(accepted, path[-1]), 0)
+            help_text = "" if int in items else f"write it in brackets: [{details['input']}]"
         elif details["type"] in _NOT_A_MAPPING and path:
-            wanted = filter(is_record, element(accepted, path[-1]))
-            help_text = "; or ".join(f"its keys are {', '.join(known_fields(record))}" for record in wanted)
+            wanted = [cls for cls in element(accepted, path[-1]) if is_record(cls)]
+            called = [f"write the name of a {kind_of(cls)}" for cls in wanted if is_named(cls)]
+            keys = [f"its keys are {', '.join(known_fields(cls))}" for cls in wanted]
+            help_text = "; or ".join(called or keys)
         problems[_problem(details, node, path, help_text)] = None
     return list(problems)
 
@@ -319,7 +324,8 @@ def _problem(details: ErrorDetails, node: Node, path: Loc, help_text: str) -> Pr
     elif kind in _NOT_A_LIST:
         number = re.match(r"\s*(\d+)\s*\D", value) if isinstance(value, str) else None
         message = f"{_shown(value)} stands where a list is expected"
-        help_text = f"write the number alone: {number[1]}" if number else "write it in brackets: [...]"
+        alone = f"write the number alone: {number[1]}" if number else "write it in brackets: [...]"
+        help_text = help_text or alone
     elif kind == "string_type" and isinstance(value, int | float):
         message = f"{_shown(value)} is a number, a text is expected"
         help_text = f'put it in quotes: "{value}"'

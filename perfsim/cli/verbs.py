@@ -569,7 +569,8 @@ def _must_predict(results: Sequence[Mapping[str, Any]], strict: bool) -> None:
 def _why(study: str, compare: list[str], measured: str, asked: dict[str, Any]) -> Answer:
     """Explain the candidates of a STUDY: a name, a YAML file, or the summary.json of its answer.
 
-    Each change is predicted again at the best batch, with the layout that is best with it. With --measured,
+    Each change is predicted again at the best batch, with the layout that is best with it. Options change the
+    study, as --set does. With --measured,
     explain the gap between the step that `perfsim run` predicts for the same options and a measured one.
     """
     from perfsim.api.tools import why, why_measured

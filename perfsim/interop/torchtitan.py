@@ -82,7 +82,7 @@ def _modules(chosen: Chosen) -> list[list[str]] | None:
 def _compiled(chosen: Chosen) -> list[str]:
     """What is compiled: the loss where it is fused, and the model with it or for async tensor parallelism."""
     loss = ["loss"] if chosen.job.runtime.fused_cross_entropy else []
-    is_async = chosen.job.runtime.overlap_tensor and chosen.layout.tensor > 1
+    is_async = chosen.job.recipe.overlaps_tensor and chosen.layout.sequence_parallel
     return ["model", *loss] if loss or is_async else []
 
 

@@ -12,6 +12,7 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.gpu import HOST, LOADS, STORE, GpuCosts, HostCosts
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.machines.machine import (
+    LARGER_BATCH,
     LOOK,
     Lane,
     Machine,
@@ -326,8 +327,8 @@ REMEDIES = {
     "exposed tensor communication": "a tensor degree below {layout.tensor}, or faster links inside the node",
     _EXPERTS: "a smaller expert degree or one inside a node, one copy of a token a "
     "node (dispatcher: deepep), or faster links",
-    "exposed data communication": "a larger batch, so that gradients are reduced less often, or faster links "
-    "{where}",
+    "exposed data communication": f"{LARGER_BATCH}, so that gradients are reduced less often, or faster "
+    "links {where}",
     "exposed pipeline communication": "fewer than {layout.pipeline} stages, or faster links between them",
     "exposed offload": "a larger micro-batch than {layout.micro_batch_size:,}, more devices so that less is "
     "offloaded, or a faster link to the host",
@@ -474,10 +475,10 @@ class GpuCluster(Machine):
         if cause == "optimizer" and isinstance(layout, ParallelLayout):
             offloaded = layout.offload_optimizer != "none"
             if (layout.zero_stage or alone) and not offloaded:
-                return "a larger batch, for rarer updates, or more replicas that share them (ZeRO 1)"
+                return f"{LARGER_BATCH}, for rarer updates, or more replicas that share them (ZeRO 1)"
             spread = "" if layout.zero_stage else "optimizer states sharded over replicas (ZeRO 1), "
             hosts = "more hosts to share the update, its states on the devices, " if offloaded else ""
-            return f"{spread}{hosts}or a larger batch"
+            return f"{spread}{hosts}or {LARGER_BATCH}"
         if cause == "bubble" and (words := LOOK if layout.pipeline == 1 else _uneven_stages(plan)):
             return words
         inside = self.inputs_of(cause, plan) == _INSIDE_NODES

@@ -30,6 +30,8 @@ from perfsim.work import Kind, RankGroup, TaskGraph, Work
 HEAVY = 0.15
 """Share of the step above which recomputation, or movement inside a device, is mentioned."""
 LOOK = "see in the timeline what the devices wait for"
+LARGER_BATCH = "a larger batch"
+"""How remedies of all machines name it."""
 
 
 @dataclass(frozen=True)

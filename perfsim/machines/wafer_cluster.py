@@ -13,7 +13,18 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs import wafer
 from perfsim.costs.price import Costs
-from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, Part, Rate, Traffic, Unknown
+from perfsim.machines.machine import (
+    HEAVY,
+    LARGER_BATCH,
+    LOOK,
+    Lane,
+    Machine,
+    Network,
+    Part,
+    Rate,
+    Traffic,
+    Unknown,
+)
 from perfsim.network import WaferTree
 from perfsim.network.wafer_tree import STREAMS
 from perfsim.specs.calibration import WaferCalibration
@@ -351,9 +362,9 @@ class WaferCluster(Machine):
         if lane is None or lane.name not in wafer.AT_SYSTEMS:
             sequences = int(-(-roof.hidden_from_tokens // plan.job.seq_length))
             if sequences <= plan.layout.micro_batch_size:
-                remedies.append("a larger batch, so that fewer steps wait for their first weights")
+                remedies.append(f"{LARGER_BATCH}, so that fewer steps wait for their first weights")
             else:
-                how = "a larger batch" if plan.num_microbatches == 1 else "room for more activations"
+                how = LARGER_BATCH if plan.num_microbatches == 1 else "room for more activations"
                 remedies.append(
                     f"{sequences:,} sequences per system and micro-batch instead of "
                     f"{plan.layout.micro_batch_size:,} ({how}), whose compute hides the streams"

@@ -21,7 +21,7 @@ from perfsim.costs.gpu import HOST
 from perfsim.costs.wafer import ASSUMED_LOSS, ATTENTION, ROWS, SLOWEST, StreamingRoof
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of
-from perfsim.machines.machine import Lane
+from perfsim.machines.machine import LARGER_BATCH, Lane
 from perfsim.machines.placement import Placed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question, changes_by_root
@@ -94,8 +94,6 @@ class Why:
         return replace(self, **told)
 
 
-LARGER_BATCH = "a larger batch"
-"""How remedies of all machines name it."""
 INSIDE = (ROWS, ATTENTION, SLOWEST, ASSUMED_LOSS)
 """What is no wait, and is told apart from the rest of computing."""
 DECIDES = 0.1

@@ -140,7 +140,8 @@ class TransformerConfig(CatalogSpec):
             near = min(divisors, key=lambda count: abs(count - self.num_attention_heads))
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
-                f"{self.num_attention_heads}; {near} divide it; give head_dim if heads have another width"
+                f"{self.num_attention_heads}; the nearest number that divides it is {near}; give head_dim if "
+                "heads have another width"
             )
         if self.num_attention_heads % self.query_groups:
             raise ValueError(

@@ -456,7 +456,7 @@ MOST_MONTHS = 12
 """Candidates whose newest parts are further apart are compared on one day as well."""
 
 
-def months_between(pair: Sequence[PointResult]) -> str:
+def far_apart(pair: Sequence[PointResult]) -> str:
     """That no day was asked, and the newest parts of two machines are far apart; empty where it is not so."""
     parts = [newest_part(point.question) for point in pair]
     if {point.study.as_of for point in pair} - {"", LATEST} or not all(part.date for part in parts):
@@ -481,7 +481,7 @@ def eras_of(study: StudySpec, pair: Sequence[PointResult], ask: Callable[[Point]
     asked = _Asked(pair, ask)
     if study.as_of == EQUAL:  # also on every day from which one of the two has something new
         return _over_dates(study.equal_day, asked)
-    said = months_between(pair)
+    said = far_apart(pair)
     if not said:
         return None
     try:

@@ -192,7 +192,7 @@ class Processes(_Pooled):
 
     died = (BrokenProcessPool,)
     tries_alone = 2
-    last_words = "its process died each time, perhaps out of memory: try fewer at once (--jobs)"
+    last_words = "its process died each time, perhaps out of memory: try fewer at once"
 
     def __init__(self, size: int, start: str | None = "spawn") -> None:
         """They are started by this method of multiprocessing; None: by that of the platform."""

@@ -505,9 +505,11 @@ class Sweep:
     def priced(self, prices: Mapping[str, float]) -> Self:
         """The points with these prices of a device-hour, by system."""
         known = {point.system for point in self.points}
-        for path in dict.fromkeys(path for point in self.points for path in point.settings):
-            if path.startswith(PRICE_OF) and path.split(".")[2] in prices:
-                raise InputError(f"{path} is swept and priced by the question as well", "keep one of them")
+        for system in prices:
+            given = [point.study.prices_of(point.candidate).machines.get(system) for point in self.points]
+            if any(price != given[0] for price in given):
+                swept = f"{PRICE_OF}{system} is swept and priced by the question as well"
+                raise InputError(swept, "keep one of them")
         points = (replace(point, study=priced(point.study, prices, known)) for point in self.points)
         return replace(self, points=tuple(points)) if prices else self
 

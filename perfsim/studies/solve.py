@@ -155,7 +155,7 @@ SIZE = "model.num_parameters"
 _REACH = 1e3
 """How far from today's value a number is looked for, as a factor."""
 LARGEST = 2**16
-"""Devices that are tried at most, unless today's are more: four times those of Llama 3 (arXiv 2407.21783)."""
+"""Devices that are tried at most, or four times today's: four times those of Llama 3 (arXiv 2407.21783)."""
 STEPS = 96
 """Numbers in a power of ten that are tried."""
 ENDS = ("tokens", "tokens_per_parameter", "target_loss")
@@ -280,7 +280,8 @@ def _field(path: str, point: Point) -> Unknown:
         inside = value if isinstance(value, dict) else getattr(type(value), "model_fields", ())
         names = [*inside, *([SIZE] * path.startswith("model."))]
         said = f"--find {path}: `{steps[count]}` is not a field"
-        raise InputError(said, did_you_mean(steps[count], names))
+        begin = f"give a number to begin with: --set {path}=VALUE" if isinstance(value, dict) else ""
+        raise InputError(said, did_you_mean(steps[count], names) or begin)
     annotation = record.model_fields[steps[index]].annotation
     alone = all(isinstance(kind, type) for kind in get_args(annotation))
     span = value if isinstance(value, Range) and alone else None

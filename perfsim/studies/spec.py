@@ -255,8 +255,9 @@ class StudySpec(CatalogSpec):
     """Global batches to try, one or several, in sequences; auto: a grid around the critical batch, or for a
     given length up to the batch of DeepSeek LLM (arXiv 2401.02954)."""
     as_of: Annotated[str, AfterValidator(_day_or_none)] = ""
-    """The day of all candidates, `latest` for the newest that was measured of each, or `equal`: the earliest
-    of these dates, so that none is extrapolated. Not inherited; empty: each candidate's runtime as it is."""
+    """The day of all candidates, and of all points of a sweep; `latest` for the newest that was measured of
+    each, or `equal`: the earliest of these dates, so that none is extrapolated. Not inherited; empty: each
+    candidate's runtime as it is."""
     memory_limit: Annotated[float, *number(1e-3, 1)] = MEMORY_LIMIT
     """Share of a device's memory above which a planned layout is no answer unless nothing else fits."""
     convergence: ConvergenceSpec = ConvergenceSpec()

@@ -31,7 +31,7 @@ from perfsim.studies.answers import (
     shared_caveats,
 )
 from perfsim.studies.atlas import Atlas
-from perfsim.studies.decision import amount, duration, months_between, ratio_of, verb
+from perfsim.studies.decision import amount, duration, far_apart, ratio_of, verb
 from perfsim.studies.loading import LAYOUT, VARIANT, Sweep
 from perfsim.studies.spec import digests
 
@@ -396,9 +396,10 @@ class SweepResult:
     def _far_apart(self) -> Iterator[str]:
         """Machines whose newest parts are far apart in time."""
         machines = {(point.system, point.strategy): point for point in self.feasible}
-        by_date = sorted(machines.values(), key=lambda point: newest_part(point.question).date)
-        if len(by_date) > 1 and (said := months_between([by_date[0], by_date[-1]])):
-            yield f"{said}: --as-of equal asks all on one day."
+        dates = {machine: newest_part(point.question).date for machine, point in machines.items()}
+        dated = sorted((machine for machine in machines if dates[machine]), key=dates.__getitem__)
+        if len(dated) > 1 and (said := far_apart([machines[dated[0]], machines[dated[-1]]])):
+            yield f"{said}: `as_of: equal` compares them on one day."
 
     def _answers(self) -> Sequence[str]:
         """Who reaches the target first, how machines compare or scale, and what variants change."""

@@ -30,7 +30,7 @@ class Parameters:
         return _count(self.model, kind, matrices=matrices) + routed
 
     def on_tensor_rank(self, kind: LayerKind, tensor: int) -> float:
-        """Parameters of a layer without routed experts on a tensor rank; norms and biases once over all."""
+        """Parameters of a layer without routed experts on a tensor rank; norms and biases once a group."""
         everywhere = _count(self.model, kind, matrices=True, whole=True)
         return (_count(self.model, kind) - everywhere) / tensor + everywhere
 

@@ -152,7 +152,7 @@ class Replicas:
 
     @property
     def owns_whole(self) -> bool:
-        """Whether each rank owns whole tensors, so that gradients are all-reduced."""
+        """Whether each rank updates whole tensors, and sums all gradients; with Muon in equal parts."""
         of_matrices = OPTIMIZERS[self.recipe.optimizer].orthogonalisations > 0
         return self.has_owners or (self.zero_stage == 1 and of_matrices)
 

@@ -131,6 +131,8 @@ class _HostedWriter(StepWriter):
         pieces = [EMBEDDING_AND_HEAD] if any(stage.first or stage.last for stage in own) else []
         for stage in own:
             pieces += range(stage.first_layer, stage.first_layer + stage.num_layers)
+        if not pieces:
+            return super()._updated(replicas, reads, final)
         peers = layout.tensor * (layout.shards if layout.zero_stage else 1)
         if peers * layout.pipeline == 1:  # the update has the norm of its gradients, which pieces need
             reads = [*reads, self.builder.task(LOCAL_NORM, compute, reads).tensor]
@@ -254,11 +256,11 @@ class _Rewriter:
                 self.tasks[-1], self.tensors[-1] = self.stores[-1]
 
     def _copied(
-        self, work: Work, lane: str, reads: list[int], after: list[int], beside: Task
+        self, work: Work, lane: str, reads: list[int], after: list[int], next_to: Task
     ) -> tuple[int, int]:
         """Write a copy that a task makes necessary."""
-        stream = f"{beside.stream.partition('/')[0]}/{lane}"
-        return self.builder.task(work, stream, reads, after, tag=beside.tag, block=beside.block)
+        stream = f"{next_to.stream.partition('/')[0]}/{lane}"
+        return self.builder.task(work, stream, reads, after, tag=next_to.tag, block=next_to.block)
 
     def _return(self, task: Task) -> None:
         """Copy activations back that a task is the first to read."""
