@@ -277,7 +277,8 @@ def complaints(
             help_text = f"write it, or `extends: NAME` of a {kind_of(named)} that has it"
         elif details["type"] in _NOT_A_LIST:
             items = element(element(accepted, path[-1]), 0)
-            help_text = "" if int in items else f"write it in brackets: [{details['input']}]"
+            plain = int in items or details["input"] is None
+            help_text = "" if plain else f"write it in brackets: [{details['input']}]"
         elif details["type"] in _NOT_A_MAPPING and path:
             wanted = [cls for cls in element(accepted, path[-1]) if is_record(cls)]
             called = [f"write the name of a {kind_of(cls)}" for cls in wanted if is_named(cls)]

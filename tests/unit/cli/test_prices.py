@@ -99,6 +99,9 @@ def test_a_swept_price_moves_money_and_energy_of_its_machine_alone(
         assert f"{one['cost']:,.0f} USD" in page
     twice = perfsim("sweep", "priced.yaml", "--price", "cs-2=3")
     assert (twice.exit_code, "swept and priced" in twice.stderr) == (2, True)
+    variants = "variants: {now: {}, cheap: {prices.machines.cs-2.device_hour: 3}}"
+    path.write_text(f"title: Variants\nstudy: study.yaml\n{variants}\n", encoding="utf-8")
+    assert "swept and priced" in perfsim("sweep", "priced.yaml", "--price", "cs-2=3").stderr
 
 
 def test_the_examples_are_prices_with_a_date_and_a_source_and_no_default() -> None:

@@ -190,8 +190,9 @@ def test_offload_is_not_compute_and_its_remedies_do_not_ask_for_what_is_there() 
     assert "ZeRO 1" not in answer.why.remedy
 
 
-def test_a_rank_without_a_block_updates_nothing_on_its_host() -> None:
-    layout = replace(CPU, pipeline=3, layers_per_stage=(4, 0, 4))
+@pytest.mark.parametrize("schedule", ["1f1b", "zb2p"])
+def test_a_rank_without_a_block_updates_nothing_on_its_host(schedule: str) -> None:
+    layout = replace(CPU, pipeline=3, layers_per_stage=(4, 0, 4), schedule=schedule)
     trace, estimate = run(toys.job(8, num_layers=8), layout, system())
     updates = Counter(task.stream for task in trace.graph.tasks() if task.work.op == "host.update")
     assert updates == {"gpu0/cpu": 5, "gpu2/cpu": 5}
