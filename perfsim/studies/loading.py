@@ -506,8 +506,8 @@ class Sweep:
         """The points with these prices of a device-hour, by system."""
         known = {point.system for point in self.points}
         for system in prices:
-            points = [point for point in self.points if point.system == system]
-            given = [point.study.prices_of(point.candidate).machines.get(system) for point in points]
+            own = [point for point in self.points if point.system == system]
+            given = [point.study.prices_of(point.candidate).machines.get(system) for point in own]
             if any(price != given[0] for price in given):
                 swept = f"{PRICE_OF}{system} is swept and priced by the question as well"
                 raise InputError(swept, "keep one of them")

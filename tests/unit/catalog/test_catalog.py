@@ -248,7 +248,7 @@ def test_a_model_of_another_tool_is_refused_with_the_command_that_writes_its_yam
 ) -> None:
     own = write(root / "mine" / "config.json", '{"num_hidden_layers": 2}')
     (problem,) = problems(lambda: catalog.load("model", "./config.json", near=own.parent))
-    assert problem.message == f"`{own}` is no model: the name of its file ends in .yaml"
+    assert problem.message == f"`{own}` is no model: files of a model end in .yaml"
     assert problem.help == f"write its YAML: perfsim import {own} --out {own.with_suffix('.yaml')}"
 
 
@@ -322,7 +322,7 @@ def test_all_errors_of_a_file_come_at_once_at_their_places(root: Path, catalog: 
         ("links/loop", "extends: loop\n", (1, 10), "extends this file in turn"),
         ("links/loop", "extends: [wire]\n", (1, 10), "the name of one other description"),
         ("models/odd", "extends: tiny\nnum_attention_heads: 5\n", (2, 1), "hidden_size 64 is not a multiple"),
-        ("models/odd", "extends: tiny\nnum_attention_heads: 5\n", (2, 1), "heads 5; 4 divide it"),
+        ("models/odd", "extends: tiny\nnum_attention_heads: 5\n", (2, 1), "that divides it is 4"),
     ],
 )
 def test_a_wrong_file_is_refused_at_its_place(

@@ -183,7 +183,7 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (("check", "a.yaml", "b.yaml"), ("a.yaml:1", "a.yaml:3", "b.yaml:2", "b.yaml:3")),
         (("check", "folder"), ("folder: is a directory; a file is expected",)),
         (("check", "table.csv"), ("table.csv: is no YAML file",)),
-        (("study", "folder"), ("`folder` is no study: the name of its file ends in .yaml",)),
+        (("study", "folder"), ("`folder` is no study: files of a study end in .yaml",)),
         (("study", "."), ("`.` is no study",)),
         (("study", "table.csv"), ("`table.csv` is no study",)),
         ((*EIGHT, "--model", "folder"), ("`folder` is no model",)),
