@@ -142,7 +142,7 @@ def test_a_sweep_over_machines_of_different_years_says_so_unless_it_has_a_day(tm
         grid = {"title": "Two machines", "study": study, "grid": {"candidates": PAIR}}
         file.write_text(yaml.safe_dump(grid), encoding="utf-8")
         verdict = ps.sweep(file).verdict
-        assert ("months apart" in verdict and "--as-of equal" in verdict) is says
+        assert ("months apart" in verdict and "`as_of: equal` compares" in verdict) is says
 
 
 def test_a_limit_on_other_days_keeps_the_answer_and_names_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
