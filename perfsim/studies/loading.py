@@ -167,6 +167,8 @@ def _wrong_values(
         try:
             if axis.path == "strategy":
                 strategy(str(node.value))
+            elif axis.path == "as_of" and node.value == EQUAL:
+                raise InputError(f"{EQUAL!r} is one day for all points", "write `as_of: equal` in the study")
             elif named and isinstance(node.value, str):
                 reader.value_at(type(owner), path, node.value, catalog)
             else:

@@ -11,7 +11,7 @@ import yaml
 
 import perfsim as ps
 from perfsim.api.answers import StudyAnswer
-from perfsim.base.errors import InputError, LimitError
+from perfsim.base.errors import CatalogError, InputError, LimitError
 from perfsim.catalog import default_catalog
 from perfsim.prediction.dates import measured_days
 from perfsim.report.study_figures import over_dates
@@ -143,6 +143,12 @@ def test_a_sweep_over_machines_of_different_years_says_so_unless_it_has_a_day(tm
         file.write_text(yaml.safe_dump(grid), encoding="utf-8")
         verdict = ps.sweep(file).verdict
         assert ("months apart" in verdict and "`as_of: equal` compares" in verdict) is says
+    file.write_text(yaml.safe_dump(grid | {"grid": {"as_of": ["equal", "2023-06"]}}), encoding="utf-8")
+    with pytest.raises(CatalogError) as refused:
+        ps.sweep(file)
+    (problem,) = refused.value.problems
+    assert "one day for all points" in problem.message
+    assert problem.line is not None
 
 
 def test_a_limit_on_other_days_keeps_the_answer_and_names_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
