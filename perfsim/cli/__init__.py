@@ -48,15 +48,14 @@ def _helpful(error: click.ClickException) -> str:
         written = [f"{option} {path}=VALUE" for option, path in places.items() if path]
         if name in OTHER_NAMES:
             written = [f"--{OTHER_NAMES[name]} VALUE"]
-        if name in ASKED and not written:
-            error.possibilities = []  # type: ignore[misc]
-            by = ASKED[name].by
-            of_study = f"; a study takes --set {name}=VALUE" if "study" in by else ""
-            return f"{error.message} perfsim {'run' if 'run' in by else 'plan'} has it{of_study}."
-        if not written:
+        if not written and name not in ASKED:
             return error.message
         error.possibilities = []  # type: ignore[misc]
-        return f"{error.message} Write {written[0]}."
+        if written:
+            return f"{error.message} Write {written[0]}."
+        by = ASKED[name].by
+        of_study = f"; a study takes --set {name}=VALUE" if "study" in by else ""
+        return f"{error.message} perfsim {'run' if 'run' in by else 'plan'} has it{of_study}."
     kind = getattr(getattr(error, "param", None), "type", None)
     if isinstance(kind, click.IntRange | click.FloatRange) and " is not a valid " in error.message:
         least, most = (f"{end:,.10g}" if end is not None else "" for end in (kind.min, kind.max))

@@ -153,7 +153,7 @@ class Trace:
         return {category: sum_s / total for category, sum_s in sums.items()}
 
     def _by_device(self) -> Iterator[_DeviceTasks]:
-        """The tasks of each computing device, with those of the streams that no device owns."""
+        """The tasks of each computing device, and next to them the tasks of streams that no device owns."""
         graph = self.graph
         of_streams = list(enumerate(graph.stream_devices))
         mine = listed((device, stream) for stream, devices in of_streams for device in devices)
